@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "trajectories": f"{BASE} store render learner methods",
     "compat": f"{BASE} learner",
     "environments": f"{BASE} protocols store render plugins",
-    "supervisor": f"{BASE} methods store plugins engines collect serve judge train trajectories environments",
+    "supervisor": f"{BASE} methods store plugins render engines collect serve judge train trajectories environments",
     "status": f"{BASE} methods store render engines train",
     "connect": f"{BASE} render supervisor",
     "rollouts": f"{BASE} plugins supervisor",
@@ -111,6 +111,21 @@ def test_the_table_has_no_circle_and_keeps_the_stages_apart() -> None:
 def test_no_module_imports_itself_through_others() -> None:
     graph = {name: imported_modules(name) for name in sources() if name != "__init__"}
     tuple(graphlib.TopologicalSorter(graph).static_order())
+
+
+def test_output_passes_the_modules_that_make_it_harmless() -> None:
+    """`rich.console.Console` and `click.echo` print what data contains: markup, escape sequences, direction marks."""
+    raw = {"rich.console.Console", "click.echo", "click.secho"}
+    found = []
+    for name, (_, tree) in sources().items():
+        named = {
+            f"{n.value.id}.{n.attr}"
+            for n in ast.walk(tree)
+            if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name)
+        }
+        if (set(imported_names(tree)) | named) & raw:
+            found.append(name)
+    assert sorted(found) == ["common.printable", "common.terminal"]
 
 
 def test_a_forbidden_import_is_found() -> None:

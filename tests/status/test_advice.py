@@ -33,7 +33,7 @@ NOW = 1000.0
 KEY = re.compile(rf"(?<![\w./:-])(?:{'|'.join(Config.model_fields)})(?:\.[a-z][a-z_0-9]*)+")
 COMMAND = re.compile(r"`openclaw-rl ([^`]+)`")
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
-FILE_NAMES = {"engine.sock", "engine.log", "data.file", "data.buffer"}
+FILE_NAMES = {"engine.sock", "engine.log", "data.file", "data.buffer", "model.safetensors.index.json"}
 OTHER_PROGRAMS = {"--address", "--head"}  # ray
 
 

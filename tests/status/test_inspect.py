@@ -61,7 +61,7 @@ def made(version: int, parent: int) -> Policy:
         metrics=METRICS,
         reason=REASON if rejected else None,
         state=PolicyState.REJECTED if rejected else policy.state,
-        path=f"/home/somebody/.openclaw-rl/policies/{version:06d}-d6e82aea",
+        path=f"/home/somebody/.openclaw-rl/versions/{version:06d}-d6e82aea",
         created_at=time.time(),
     )
 
@@ -134,7 +134,7 @@ def test_it_fits_80_columns(home: Path, name: str) -> None:
         ("sessions", f"{LONG_ID}-1 judged {QUESTION[:60]}"),
         ("session", f"{QUESTION[:60]} {world.WORDS} No, shorter please. (exact link) rules hint: Be brief."),
         ("turn", f"{QUESTION} {world.WORDS} No, shorter please. rules tokens, session relation {LONG_ID}-1"),
-        ("policy", "/home/somebody/.openclaw-rl/policies/000003-d6e82aea reward/mean -1.234e-05 live"),
+        ("policy", "/home/somebody/.openclaw-rl/versions/000003-d6e82aea reward/mean -1.234e-05 live"),
     ],
 )
 def test_no_word_is_broken(home: Path, name: str, expected: str) -> None:

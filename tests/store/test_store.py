@@ -162,7 +162,7 @@ def refused(path: Path, *words: str, create: bool = True) -> None:
 
 
 def test_missing(tmp_path: Path) -> None:
-    refused(tmp_path / "none.db", "no such file", "openclaw-rl up", create=False)
+    refused(tmp_path / "none.db", "no store yet", "openclaw-rl up", create=False)
     assert not list(tmp_path.iterdir())
 
 
@@ -179,7 +179,7 @@ def test_folder(tmp_path: Path) -> None:
 
 def test_folder_that_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    refused(tmp_path / "file" / "store.db", "cannot be created")
+    refused(tmp_path / "file" / "store.db", "Expected the folder of a home")
 
 
 def test_garbage(tmp_path: Path) -> None:

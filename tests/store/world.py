@@ -94,7 +94,7 @@ def policy(version: int, parent: int) -> Policy:
         version=version,
         parent=parent,
         state=PolicyState.CANDIDATE,
-        path=f"/policies/{version}",
+        path=f"/elsewhere/{version}",
         digest=f"d{version}",
         base="base",
         identity="i",

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
-from rich.console import Console
 from rich.text import Text
 
 from openclaw_rl.cli.load_config import with_running_gateway
 from openclaw_rl.common.gateway_address import running_address
+from openclaw_rl.common.terminal import TerminalConsole
 from openclaw_rl.errors import OpenClawError, StoreError
 from openclaw_rl.settings.load import Config
 from openclaw_rl.store import events, turns
@@ -51,7 +51,7 @@ def run_chat(config: Config, *, before_start: Callable[[], object]) -> None:
 
     `before_start`: called before a system is started; raises `ConfigError` if the settings do not allow it.
     """
-    console = Console()
+    console = TerminalConsole()
     prepare_home(config)
     with contextlib.ExitStack() as stack:
         if is_home_locked(config):
@@ -61,13 +61,13 @@ def run_chat(config: Config, *, before_start: Callable[[], object]) -> None:
             console.print(f"  starting the system on {config.home_dir} (its log: {config.logs_dir / 'up.log'}) ...")
             stack.enter_context(SubprocessSystem(config))
         config = with_running_gateway(config)
-        console.print(f"  [bold]{config.model.name}[/] at {config.serve.url}/v1", highlight=False)
-        console.print(_HELP_TEXT + "\n", highlight=False, markup=False)
+        console.print(Text.assemble("  ", (config.model.name, "bold"), f" at {config.serve.url}/v1"))
+        console.print(_HELP_TEXT + "\n")
         with contextlib.suppress(EOFError, KeyboardInterrupt):
             asyncio.run(_ChatSession(config, console).run())
 
 
-def _wait_until_ready(config: Config, console: Console) -> None:
+def _wait_until_ready(config: Config, console: TerminalConsole) -> None:
     """Wait for a system that is starting. Raises `OpenClawError` if it stops."""
     for attempt in itertools.count():
         address = running_address(config.home_dir)
@@ -81,7 +81,7 @@ def _wait_until_ready(config: Config, console: Console) -> None:
 
 
 class _ChatSession:
-    def __init__(self, config: Config, console: Console) -> None:
+    def __init__(self, config: Config, console: TerminalConsole) -> None:
         self._config, self._console, self._url = config, console, config.serve.url
         self._conversation = ChatConversation()
         self._headers = {"Authorization": f"Bearer {read_key(config)}"}
@@ -91,7 +91,7 @@ class _ChatSession:
         async with aiohttp.ClientSession(headers=self._headers, timeout=_HTTP_TIMEOUT) as self._http:
             watcher = asyncio.create_task(self._watch_events())
             try:
-                while (line := await asyncio.to_thread(self._console.input, "[bold green]you[/] ")) != "/quit":
+                while (line := await asyncio.to_thread(self._console.input, Text("you ", "bold green"))) != "/quit":
                     if line.strip():
                         await self._handle_line(line.strip())
             finally:
@@ -101,13 +101,13 @@ class _ChatSession:
     async def _handle_line(self, line: str) -> None:
         command, _, words = line.partition(" ")
         if command == "/help":
-            self._console.print(_HELP_TEXT, highlight=False, markup=False)
+            self._console.print(_HELP_TEXT)
         elif command == "/new":
             self._conversation = ChatConversation(reply_ids=self._conversation.reply_ids)
         elif command in ("/good", "/bad"):
             await self._send_feedback("up" if command == "/good" else "down", words)
         elif command.startswith("/"):
-            self._console.print(f"  {command}: unknown command. {_HELP_TEXT}", highlight=False, markup=False)
+            self._console.print(f"  {command}: unknown command. {_HELP_TEXT}")
         else:
             await self._send_message(line)
 
@@ -126,7 +126,7 @@ class _ChatSession:
                     said += delta
                 self._conversation.last_id = chunk["id"]
         except (aiohttp.ClientError, TimeoutError, OpenClawError) as error:
-            self._console.print(f"\n  [red]no reply:[/] {error}", highlight=False)
+            self._console.print(Text.assemble(("\n  no reply:", "red"), f" {error}"))
             return
         self._console.print()
         self._conversation.reply_ids.add(str(self._conversation.last_id))
@@ -154,7 +154,8 @@ class _ChatSession:
             body["comment" if thumbs == "up" else "correction"] = words
         async with self._http.post(f"{self._url}/v1/feedback", json=body) as response:
             if response.status != 200:
-                self._console.print(f"  [red]feedback not accepted:[/] {await response.text()}", highlight=False)
+                refusal = f" {await response.text()}"
+                self._console.print(Text.assemble(("  feedback not accepted:", "red"), refusal))
 
     async def _watch_events(self) -> None:
         """Follow the event log, and print verdicts on this conversation's turns and every new version."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import click
-
 from openclaw_rl.cli.load_config import home_flag
+from openclaw_rl.common.printable import echo
 from openclaw_rl.connect import claude_code_codex, openclaw
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.settings.load import Config
@@ -17,26 +16,26 @@ def connect_openclaw(config: Config, *, write: bool, into: Path | None) -> None:
     snippet = openclaw.settings_snippet(config)
     if write or into:
         try:
-            click.echo(openclaw.apply_patch(snippet, into), err=True)
+            echo(openclaw.apply_patch(snippet, into), err=True)
         except OpenClawError:
-            click.echo(snippet)
+            echo(snippet)
             raise
     else:
-        click.echo(snippet)
-        click.echo(f"Add this to {openclaw.SETTINGS_FILE}, or run with --write.", err=True)
+        echo(snippet)
+        echo(f"Add this to {openclaw.SETTINGS_FILE}, or run with --write.", err=True)
     if trouble := openclaw.context_warning(config):
-        click.echo(f"Warning: {trouble}", err=True)
-    click.echo(f"Next: openclaw models set {openclaw.PROVIDER_NAME}/{config.model.name}", err=True)
+        echo(f"Warning: {trouble}", err=True)
+    echo(f"Next: openclaw models set {openclaw.PROVIDER_NAME}/{config.model.name}", err=True)
 
 
 def connect_claude_code(config: Config) -> None:
     """Print the environment variables for Claude Code."""
-    click.echo(claude_code_codex.claude_code_environment(config))
-    click.echo(f'Next: eval "$(openclaw-rl connect claude-code{home_flag(config)})" && claude', err=True)
+    echo(claude_code_codex.claude_code_environment(config))
+    echo(f'Next: eval "$(openclaw-rl connect claude-code{home_flag(config)})" && claude', err=True)
 
 
 def connect_codex(config: Config) -> None:
     """Print the settings for Codex."""
-    click.echo(claude_code_codex.codex_settings(config))
-    click.echo("Add this to ~/.codex/config.toml.", err=True)
-    click.echo(f"Next: export OPENCLAW_API_KEY=$(openclaw-rl key{home_flag(config)}) && codex", err=True)
+    echo(claude_code_codex.codex_settings(config))
+    echo("Add this to ~/.codex/config.toml.", err=True)
+    echo(f"Next: export OPENCLAW_API_KEY=$(openclaw-rl key{home_flag(config)}) && codex", err=True)

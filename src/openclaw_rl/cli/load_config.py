@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-import click
-
+from openclaw_rl.common.printable import echo
 from openclaw_rl.settings.cli_options import given_settings
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ def load_config(
         return inherited
     loaded = load_settings(file=file, sets=sets, words=words, strict=strict, **flags)
     for notice in [*loaded.notices, *_command_notices(loaded, command, workers)]:
-        click.echo(f"note: {notice}", err=True)
+        echo(f"note: {notice}", err=True)
     return loaded.config
 
 

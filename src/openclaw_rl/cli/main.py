@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import errno
+import io
+import os
 import sys
+import tempfile
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,6 +20,7 @@ from openclaw_rl.cli.load_config import home_flag, load_config, load_running_con
 from openclaw_rl.cli.recipes import make_method, run_evaluation
 from openclaw_rl.cli.rollback import run_rollback
 from openclaw_rl.cli.rollout import run_rollout_function, run_self_test
+from openclaw_rl.common.printable import echo
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.settings.cli_options import FlagCommand, Seconds, home_options, settings_options
 
@@ -94,20 +99,18 @@ for _name, _command in _WORKER_COMMANDS.items():
 
 
 def _start_workers(config: Config, workers: Sequence[str]) -> None:
-    from openclaw_rl.render.model_folder import ModelFiles
     from openclaw_rl.supervisor.preflight import check_before_start
     from openclaw_rl.supervisor.supervisor import supervise, with_required_workers
     from openclaw_rl.train.resume import resolve_base
 
     config = resolve_base(config)
     workers = with_required_workers(config, workers)
-    ModelFiles.from_config(config.model)  # raises here for a missing model, before a worker is started and restarted
     check_before_start(config, workers)
     if "gateway" in workers:  # the gateway's first line says where it listens, once it does
-        click.echo(f"OpenClaw-RL {__version__}: {config.model.path} as {config.model.name!r}", err=True)
-        click.echo(f"  home: {config.home_dir}", err=True)
+        echo(f"OpenClaw-RL {__version__}: {config.model.path} as {config.model.name!r}", err=True)
+        echo(f"  home: {config.home_dir}", err=True)
         for command in ("key", "chat"):
-            click.echo(f"  {command}: openclaw-rl {command}{home_flag(config)}", err=True)
+            echo(f"  {command}: openclaw-rl {command}{home_flag(config)}", err=True)
     supervise(config, workers)
 
 
@@ -133,7 +136,7 @@ def key(**options: Any) -> None:
     """
     from openclaw_rl.supervisor.supervisor import read_key
 
-    click.echo(read_key(load_running_config(**options)))
+    echo(read_key(load_running_config(**options)))
 
 
 @cli.command()
@@ -302,7 +305,8 @@ for _more in (data_commands, run_rollout_function, run_rollback, run_self_test, 
 
 
 _PATH_ERRNOS = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EROFS)
-"""Errors of paths that the user gave. Any other `OSError` is a bug and keeps its traceback."""
+"""Errors of paths that the user gave. Any other `OSError` is a bug."""
+_FULL_DISK_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 
 
 def _option_hint(error: click.NoSuchOption) -> str:
@@ -319,6 +323,27 @@ def _option_hint(error: click.NoSuchOption) -> str:
     return f"It means {meant[0]}, a setting of the running system: this command finds that system by --home.\n"
 
 
+def _show_usage_error(error: click.ClickException) -> None:
+    text = io.StringIO()
+    error.show(text)
+    echo(text.getvalue(), err=True, nl=False)
+
+
+def _describe_error(error: Exception) -> str:
+    """Describe an unexpected error in one line. The traceback of a bug is saved in a file that the line names."""
+    if isinstance(error, OSError) and error.errno in _FULL_DISK_ERRNOS:
+        return f"{error.filename or 'a file'}: the disk (or its quota) is full. Free some space, and try again"
+    if isinstance(error, OSError) and error.errno in _PATH_ERRNOS and error.filename is not None:
+        return f"{error.filename}: {error.strerror}. Expected a path that this user can use"
+    reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    try:
+        with tempfile.NamedTemporaryFile("w", prefix="openclaw-rl-error-", suffix=".log", delete=False) as file:
+            file.write("".join(traceback.format_exception(error)))
+    except OSError as failure:
+        return f"unexpected error: {reason}. Its traceback could not be saved ({failure.strerror})"
+    return f"unexpected error: {reason}. Please report it with the traceback in {file.name}"
+
+
 def main(args: Sequence[str] | None = None) -> None:
     """Run the command line; `args` None: `sys.argv`. Our own errors print one line instead of a traceback."""
     try:
@@ -326,19 +351,22 @@ def main(args: Sequence[str] | None = None) -> None:
     except click.exceptions.Abort:
         sys.exit(130)
     except click.NoSuchOption as error:
-        error.show()
-        click.echo(_option_hint(error), err=True, nl=False)
+        _show_usage_error(error)
+        echo(_option_hint(error), err=True, nl=False)
         sys.exit(error.exit_code)
     except click.ClickException as error:
-        error.show()
+        _show_usage_error(error)
         sys.exit(error.exit_code)
     except OpenClawError as error:
-        click.echo(f"openclaw-rl: {error}", err=True)
+        echo(f"openclaw-rl: {error}", err=True)
         sys.exit(1)
-    except OSError as error:
-        if error.errno not in _PATH_ERRNOS or error.filename is None:
-            raise
-        click.echo(f"openclaw-rl: {error.filename}: {error.strerror}. Expected a path that this user can use", err=True)
+    except BrokenPipeError:  # e.g. `openclaw-rl status | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except Exception as error:
+        if "worker" in (sys.argv[1:] if args is None else args)[:1]:
+            raise  # the supervisor shows the reason, and the log of the worker has the traceback
+        echo(f"openclaw-rl: {_describe_error(error)}", err=True)
         sys.exit(1)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ import click
 
 from openclaw_rl.cli.load_config import load_config
 from openclaw_rl.common.assets import ASSETS
+from openclaw_rl.common.printable import echo, to_printable_json
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.settings.cli_options import FlagCommand, settings_options
 
@@ -29,9 +29,9 @@ def make_method(name: str, into: str) -> None:
 
     files = create_method(name, Path(into))
     for file in files:
-        click.echo(str(file))
+        echo(str(file))
     script = next(file for file in files if file.suffix == ".sh")
-    click.echo(f"Next: bash {script}", err=True)
+    echo(f"Next: bash {script}", err=True)
 
 
 @click.command("evaluate", cls=FlagCommand, shown=("model.", "engine.", "judge."))
@@ -66,18 +66,18 @@ def run_evaluation(
     if out:
         _prepare_file(Path(out))
     if config.judge.kind in ("classifier", "plugin"):
-        click.echo(
+        echo(
             f"note: judge.kind is {config.judge.kind}, which scores reactions. The tasks have none, so measurable "
             "properties score them",
             err=True,
         )
     result = _evaluate_with_progress(config, names.split(","), num, max_tokens)
-    text = json.dumps(task_report.report_json(result), indent=2, ensure_ascii=False)
+    text = to_printable_json(task_report.report_json(result), indent=2)
     if out:
         Path(out).write_text(text + "\n", encoding="utf-8")
-    click.echo(text if as_json else task_report.report_text(result))
+    echo(text if as_json else task_report.report_text(result))
     for error in result.errors:
-        click.echo(f"openclaw-rl: a task has no score: {error}", err=True)
+        echo(f"openclaw-rl: a task has no score: {error}", err=True)
     sys.exit(1 if result.errors else 0)
 
 
@@ -85,13 +85,13 @@ def _evaluate_with_progress(
     config: Config, kinds: Sequence[str], num: int | None, max_tokens: int | None
 ) -> EvalResult:
     """Evaluate the model; show a progress bar if stderr is a terminal."""
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+    from openclaw_rl.common.terminal import TerminalConsole
     from openclaw_rl.evals.task_scores import evaluate_model
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    console = TerminalConsole(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task("", total=None)
 

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from openclaw_rl.cli.load_config import load_config
+from openclaw_rl.common.printable import echo
 from openclaw_rl.settings.cli_options import home_options
 
 
@@ -35,9 +36,9 @@ def run_rollback(version: int | None, learn_again: bool, reason: str, yes: bool,
         check_policy_files(store, agreed.to)
         versions = ", ".join(map(str, reversed(agreed.undone_versions)))
         fate = "may be trained on again" if learn_again else "are not trained on again"
-        click.echo(f"back to version {agreed.to}; rolled back: {versions}; {len(agreed.turns)} turns {fate}")
+        echo(f"back to version {agreed.to}; rolled back: {versions}; {len(agreed.turns)} turns {fate}")
         if not yes:
             click.confirm("Continue?", abort=True)
         with store.write() as conn:
             out = apply_rollback(conn, agreed, learn_again=learn_again, reason=reason)
-    click.echo(f"done: {config.model.name} is version {agreed.to} again, {out} turns removed from training")
+    echo(f"done: {config.model.name} is version {agreed.to} again, {out} turns removed from training")

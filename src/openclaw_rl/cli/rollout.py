@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from openclaw_rl.cli.load_config import load_config, load_running_config
+from openclaw_rl.common.printable import echo
 from openclaw_rl.settings.cli_options import FlagCommand, Seconds, settings_options
 
 
@@ -41,13 +42,13 @@ def run_rollout_function(
         raise ConfigError("no tasks: set --tasks FILE or --prompt TEXT")
 
     def print_outcome(outcome: RolloutOutcome) -> None:
-        click.echo(f"{outcome.session}: {outcome.error or f'{outcome.replies} replies'}: {outcome.file}")
+        echo(f"{outcome.session}: {outcome.error or f'{outcome.replies} replies'}: {outcome.file}")
 
     setup_logging("rollout", config.logs_dir, config.run.log_level)
     folder = Path(out) if out else config.home_dir / "rollouts"
     outcomes = asyncio.run(run_rollouts(config, wanted, folder, num=num, seen=print_outcome))
     failed = sum(outcome.error is not None for outcome in outcomes)
-    click.echo(f"{len(outcomes)} rollouts, {failed} failed")
+    echo(f"{len(outcomes)} rollouts, {failed} failed")
     sys.exit(1 if failed else 0)
 
 
@@ -69,12 +70,12 @@ def run_self_test(num_samples: int, output_dir: str, wait: float, **options: Any
     from openclaw_rl.doctor import rollouts
 
     def print_progress(words: str) -> None:
-        click.echo(words, err=True)
+        echo(words, err=True)
 
     config = load_config(**options)
     setup_logging("test-rollout", None, config.run.log_level)
     found = rollouts.run_selftest(config, Path(output_dir), num=num_samples, wait=wait, said=print_progress)
     for session, turns in found.items():
         main = sum(turn["type"] == "main" for turn in turns)
-        click.echo(f"{session}: {main} main turns, {len(turns) - main} side turns")
-    click.echo(f"{len(found)} trajectories in {output_dir}, each with token ids, log-probabilities and a reaction")
+        echo(f"{session}: {main} main turns, {len(turns) - main} side turns")
+    echo(f"{len(found)} trajectories in {output_dir}, each with token ids, log-probabilities and a reaction")

@@ -5,7 +5,7 @@ At info level and above, logs contain ids, counts and times, but never text of a
 
 from __future__ import annotations
 
-import json
+import contextlib
 import logging
 import re
 import sys
@@ -17,6 +17,7 @@ from pathlib import Path
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 
+from openclaw_rl.common.printable import to_printable, to_printable_json
 from openclaw_rl.errors import ConfigError
 
 LOG_BYTES = 10 * 2**20
@@ -39,7 +40,40 @@ class JsonLinesFormatter(logging.Formatter):
         line |= {k: v for k, v in vars(record).items() if k not in _STANDARD_FIELDS and k not in ("message", "asctime")}
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False, default=str)
+        return to_printable_json(line)
+
+
+class PlainFormatter(logging.Formatter):
+    """Formats a record as text that is harmless for a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return to_printable(super().format(record))
+
+
+class LogFileHandler(RotatingFileHandler):
+    """Writes a log file. If it cannot be written, one line on stderr says so, until it can be written again."""
+
+    _failed = _fails = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._fails = False
+        super().emit(record)
+        self._failed = self._fails
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):  # what a full disk did not take
+            super().close()
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  # the name is that of `logging`
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+            return
+        self._fails = True
+        if not self._failed:
+            words = f"the log {self.baseFilename} cannot be written ({error.strerror}). Free some space on its disk"
+            with contextlib.suppress(OSError):  # stderr may be a file on the same disk
+                sys.stderr.write(f"{words}\n")
 
 
 def setup_logging(
@@ -59,12 +93,12 @@ def setup_logging(
     root.propagate = False
     stderr = logging.StreamHandler(sys.stderr)
     who = f"{name} " if named else ""
-    stderr.setFormatter(logging.Formatter(f"%(asctime)s {who}%(levelname)s %(message)s", "%H:%M:%S"))
+    stderr.setFormatter(PlainFormatter(f"%(asctime)s {who}%(levelname)s %(message)s", "%H:%M:%S"))
     root.addHandler(stderr)
     if logs_dir is not None:
         root.addHandler(_file_handler(logs_dir / f"{name}.log", JsonLinesFormatter()))
     if logs_dir is not None and readable is not None:
-        lines = logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S")
+        lines = PlainFormatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S")
         root.addHandler(_file_handler(logs_dir / readable, lines))
     return root
 
@@ -72,7 +106,7 @@ def setup_logging(
 def _file_handler(path: Path, formatter: logging.Formatter) -> logging.Handler:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handler = RotatingFileHandler(path, maxBytes=LOG_BYTES, backupCount=LOG_FILES, encoding="utf-8", delay=False)
+        handler = LogFileHandler(path, maxBytes=LOG_BYTES, backupCount=LOG_FILES, encoding="utf-8", delay=False)
     except OSError as error:
         raise ConfigError(
             f"{path}: the log cannot be written ({error}). Make the folder writable, or choose another home."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import socket
 from pathlib import Path
 
@@ -26,10 +27,15 @@ def is_loopback_host(host: str) -> bool:
         return False
 
 
+def check_socket_path(path: Path) -> None:
+    """Raise `EngineError` if the path is too long for a socket."""
+    if len(os.fsencode(path)) > _MAX_PATH_BYTES:
+        raise EngineError(f"{path}: a Unix socket path has at most {_MAX_PATH_BYTES} bytes. Choose a shorter `home`")
+
+
 def clear_socket(path: Path) -> None:
     """Remove a stale engine socket. Raises `EngineError` if an engine answers on it or the path is too long."""
-    if len(str(path).encode()) > _MAX_PATH_BYTES:
-        raise EngineError(f"{path}: a Unix socket path has at most {_MAX_PATH_BYTES} bytes. Choose a shorter `home`")
+    check_socket_path(path)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not path.exists():
         return

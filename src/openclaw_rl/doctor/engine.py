@@ -17,10 +17,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from openclaw_rl.common.terminal import TerminalConsole
 from openclaw_rl.doctor import random_adapter
 from openclaw_rl.engines import registry
 from openclaw_rl.engines.base import BASE_POLICY, EngineInfo, EngineLink
@@ -272,13 +272,14 @@ def _list_checks(trial: EngineTrial) -> list[EngineCheck]:
     return checks
 
 
-def run_checks(config: Config, *, console: Console | None = None, wait: float = 120.0) -> bool:
+def run_checks(config: Config, *, console: TerminalConsole | None = None, wait: float = 120.0) -> bool:
     """Run all checks on the engine of `config`, whose home is temporary. Returns whether every check passes.
 
     `wait`: timeout of one check in seconds.
     """
-    console = console or Console()
-    console.print(f"[bold]openclaw-rl doctor --engine {config.engine.backend}[/]  ({config.model.path})")
+    console = console or TerminalConsole()
+    title = Text(f"openclaw-rl doctor --engine {config.engine.backend}", "bold")
+    console.print(Text.assemble(title, f"  ({config.model.path})"))
     try:
         registry.check_engine(config, wait=wait)
         with tempfile.TemporaryDirectory(prefix="openclaw-rl-trial-") as folder:
@@ -289,13 +290,14 @@ def run_checks(config: Config, *, console: Console | None = None, wait: float = 
         return False
     holds = all(came.passed for _, _, came in rows)
     console.print(_result_table(rows))
-    console.print("  every check passed." if holds else "  [red]some checks failed[/]: see above.")
+    failed = Text.assemble(("  some checks failed", "red"), ": see above.")
+    console.print("  every check passed." if holds else failed)
     if not holds:
         _save_logs(config, console)
     return holds
 
 
-def _save_logs(config: Config, console: Console) -> None:
+def _save_logs(config: Config, console: TerminalConsole) -> None:
     """Copy the logs to one file, because the temporary home is deleted."""
     logs = sorted(config.logs_dir.glob("*.log"))
     if not logs:
@@ -307,7 +309,7 @@ def _save_logs(config: Config, console: Console) -> None:
 
 
 async def _check_engine(
-    config: Config, folder: Path, console: Console, wait: float
+    config: Config, folder: Path, console: TerminalConsole, wait: float
 ) -> list[tuple[str, str, CheckResult]]:
     files = ModelFiles.from_config(config.model)
     prompt = Renderer(files).render([{"role": "user", "content": _QUESTION}]).prompt_ids
@@ -323,7 +325,6 @@ async def _check_engine(
             console.print(
                 f"  answers: {info.model}, context {info.context_length} tokens, device {info.device}, "
                 f"grammars {'yes' if info.grammar else 'no'}",
-                highlight=False,
             )
             trial = EngineTrial(engine, info, prompt, [a for a in adapters if a is not None], 1e-3 if exact else 0.05)
             rows = [

@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
+from rich.text import Text
 
+from openclaw_rl.common.terminal import TerminalConsole
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.settings.load import Config
 from openclaw_rl.store import exchanges, heartbeats, policies, turns
+from openclaw_rl.store.bootstrap import lost_store_reason
 from openclaw_rl.store.db import Store
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, post_json, scratch_config
 from openclaw_rl.train.learning_rate import find_low_rate
@@ -42,7 +44,7 @@ class CheckFailed(OpenClawError):
 class Examination:
     """Runs the checks and prints their results. `wait`: timeout of one check in seconds."""
 
-    def __init__(self, console: Console, wait: float) -> None:
+    def __init__(self, console: TerminalConsole, wait: float) -> None:
         self._console = console
         self._wait = wait
         self.store: Store | None = None  # of the examined system, once it runs
@@ -54,10 +56,12 @@ class Examination:
         try:
             yield evidence
         except (OpenClawError, OSError, ValueError, KeyError) as error:
-            self._console.print(f"  [red]failed[/]  {name}: {error}\n          what to do: {advice}", highlight=False)
+            words = f"  {name}: {error}\n          what to do: {advice}"
+            self._console.print(Text.assemble(("  failed", "red"), words))
             raise CheckFailed(name) from error
         took = time.monotonic() - began
-        self._console.print(f"  [green]passed[/]  {name}  {' '.join(evidence)}  ({took:.1f} s)", highlight=False)
+        words = f"  {name}  {' '.join(evidence)}  ({took:.1f} s)"
+        self._console.print(Text.assemble(("  passed", "green"), words))
 
     def wait_for(self, what: str, probe: Callable[[], Any]) -> Any:
         """Poll until `probe` returns a true value. Raises `OpenClawError` that names `what` after the timeout."""
@@ -76,11 +80,12 @@ class Examination:
             return "".join(f". {problem}" for problem in heartbeats.reported_problems(conn, time.time()))
 
 
-def examine_pipeline(config: Config, *, console: Console | None = None, wait: float = 120.0) -> bool:
+def examine_pipeline(config: Config, *, console: TerminalConsole | None = None, wait: float = 120.0) -> bool:
     """Run all checks. Returns whether every check passes."""
-    console = console or Console()
+    console = console or TerminalConsole()
     exam = Examination(console, wait)
-    console.print("[bold]openclaw-rl doctor[/]  (on a temporary store; yours is not touched)")
+    title = Text("openclaw-rl doctor", "bold")
+    console.print(Text.assemble(title, "  (on a temporary store; yours is not touched)"))
     try:
         with tempfile.TemporaryDirectory(prefix="openclaw-rl-doctor-") as folder:
             _check_pipeline(exam, _scratch_config(config, Path(folder)))
@@ -90,7 +95,7 @@ def examine_pipeline(config: Config, *, console: Console | None = None, wait: fl
     return True
 
 
-def examine_engine(config: Config, *, console: Console | None = None, wait: float = 120.0) -> bool:
+def examine_engine(config: Config, *, console: TerminalConsole | None = None, wait: float = 120.0) -> bool:
     """Check only the configured engine, on a temporary home. Returns whether every check passes."""
     from openclaw_rl.doctor import engine
 
@@ -102,7 +107,7 @@ def examine_home(config: Config) -> bool:
     """Print the diagnoses of the running home, each with its cure. Returns True if there is no diagnosis."""
     from openclaw_rl.status import diagnose
 
-    if not config.store_path.exists():
+    if not config.store_path.exists() and lost_store_reason(config.store_path) is None:
         return diagnose.print_diagnoses(config, None)
     with Store.open(config.store_path, create=False) as store, store.read() as conn:
         return diagnose.print_diagnoses(config, conn)

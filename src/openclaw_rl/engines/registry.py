@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from openclaw_rl.common.sockets import check_socket_path
 from openclaw_rl.engines.base import EngineLink, OnConnect
 from openclaw_rl.engines.embedded.client import EngineClient
 from openclaw_rl.engines.remote import openai_compatible, server_process, sglang_launch, vllm, vllm_launch
@@ -27,7 +28,9 @@ def check_engine(config: Config, *, wait: float = HEALTH_TIMEOUT) -> None:
 
     `wait`: seconds that an endpoint may take to answer.
     """
-    if config.engine.backend == "openai":
+    if config.engine.backend == "embedded":
+        check_socket_path(config.engine_socket)
+    elif config.engine.backend == "openai":
         openai_compatible.check_endpoint(config, wait=wait)
     elif config.engine.backend == "vllm" and config.engine.url is None:
         vllm_launch.check_vllm(config)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from openclaw_rl.common.printable import to_printable
 from openclaw_rl.errors import OpenClawError
 
 LARGEST_SEED = 2**31 - 1
@@ -34,10 +35,10 @@ def exit_on_error() -> Iterator[None]:
     try:
         yield
     except OpenClawError as error:
-        sys.exit(f"openclaw-rl: {error}")
+        sys.exit(to_printable(f"openclaw-rl: {error}"))
     except OSError as error:
         if error.filename is None:
             raise
-        sys.exit(f"openclaw-rl: {error.filename}: {error.strerror}. Choose another folder with --out")
+        sys.exit(to_printable(f"openclaw-rl: {error.filename}: {error.strerror}. Choose another folder with --out"))
     except KeyboardInterrupt:
         sys.exit(130)

@@ -14,13 +14,14 @@ import sys
 import time
 from pathlib import Path
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
+from openclaw_rl.common.terminal import TerminalConsole
 from openclaw_rl.evals import user_driver
 from openclaw_rl.evals.cli_args import LARGEST_SEED, bounded_int, exit_on_error
 from openclaw_rl.evals.personas import Persona
@@ -36,7 +37,7 @@ MESSAGE_PAUSE = 0.08  # seconds that the simulated user waits before each messag
 class LiveScreen:
     """Live view: the last replies, the reactions to them, and the share of satisfied reactions."""
 
-    def __init__(self, console: Console, taste: Taste, replies: int) -> None:
+    def __init__(self, console: TerminalConsole, taste: Taste, replies: int) -> None:
         self.console = console
         self._taste = taste
         self._progress = Progress(
@@ -77,7 +78,7 @@ class LiveScreen:
 
 
 async def _measure_with_progress(
-    console: Console, system: SubprocessSystem, version: str, taste: Taste, questions: tuple[Question, ...]
+    console: TerminalConsole, system: SubprocessSystem, version: str, taste: Taste, questions: tuple[Question, ...]
 ) -> TasteEvaluation:
     progress = Progress(TextColumn("  {task.description}"), BarColumn(40), MofNCompleteColumn(), console=console)
     with progress:
@@ -87,7 +88,7 @@ async def _measure_with_progress(
 
 
 async def _run_demo(
-    console: Console, system: SubprocessSystem, taste: Taste, seed: int, replies: int, out: Path
+    console: TerminalConsole, system: SubprocessSystem, taste: Taste, seed: int, replies: int, out: Path
 ) -> bool:
     questions = held_out_questions(100, random.Random(seed))
     name = system.config.model.name
@@ -111,7 +112,7 @@ async def _run_demo(
 
 
 def _print_report(
-    console: Console,
+    console: TerminalConsole,
     system: SubprocessSystem,
     taste: Taste,
     talk: ConversationLog,
@@ -129,14 +130,14 @@ def _print_report(
     known = sum(u.known for _, u in talk.reactions)
     wrong = sum(u.is_wrong for _, u in talk.reactions)
     console.print(
-        f"  likes {taste} answers: satisfied {before.satisfaction:.0%} -> [bold green]{after.satisfaction:.0%}[/], "
+        f"  likes {taste} answers: satisfied {before.satisfaction:.0%} -> {after.satisfaction:.0%}, "
         f"right {before.correctness:.0%} -> {after.correctness:.0%}\n"
         f"  {len(talk.replies)} replies from {len(talk.versions)} policy versions, {len(talk.failures)} rejected or "
         f"failed, longest silence {max((s.silence for s in talk.replies), default=0):.2f} s\n"
         f"  {len(talk.reactions)} text reactions: {known} with phrases that the rules match, {wrong} wrong on purpose"
     )
     for failure in talk.failures:
-        console.print(f"  [red]failed: {failure}[/]")
+        console.print(Text(f"  failed: {failure}", "red"))
 
 
 def main() -> None:
@@ -159,9 +160,10 @@ def _run_system(given: argparse.Namespace) -> bool:
     """Run system and demo. Return whether the model learned the taste."""
     seed = random.SystemRandom().randrange(10_000) if given.seed is None else given.seed
     taste = given.taste or random.Random(seed).choice(TASTES)
-    console, began = Console(), time.monotonic()
+    console, began = TerminalConsole(), time.monotonic()
     home = given.out / time.strftime("home-%Y%m%d-%H%M%S")
-    console.print(f"[bold]OpenClaw-RL demo[/]  seed {seed}, method {given.method}, engine {given.backend}, home {home}")
+    words = f"  seed {seed}, method {given.method}, engine {given.backend}, home {home}"
+    console.print(Text.assemble(("OpenClaw-RL demo", "bold"), words))
     console.print("  starting engine, gateway, collect, judge and train ...")
     chosen = {"train.method": given.method, "engine.backend": given.backend}
     chosen |= {"engine.python": given.engine_python, "engine.url": given.engine_url}
@@ -169,8 +171,8 @@ def _run_system(given: argparse.Namespace) -> bool:
         console.print(f"  ready after {time.monotonic() - began:.1f} s at {system.base_url}/v1")
         learned = asyncio.run(_run_demo(console, system, taste, seed, given.replies, given.out))
     console.print(
-        f"  inspect the results: [bold].venv/bin/openclaw-rl status --home {home}[/]\n"
-        f"\n  Your own: [bold].venv/bin/openclaw-rl up[/] (your model: --model-path PATH), then in any OpenAI client:\n"
+        f"  inspect the results: .venv/bin/openclaw-rl status --home {home}\n"
+        f"\n  Your own: .venv/bin/openclaw-rl up (your model: --model-path PATH), then in any OpenAI client:\n"
         "    OPENAI_BASE_URL=http://127.0.0.1:8000/v1  OPENAI_API_KEY=$(.venv/bin/openclaw-rl key)  model: openclaw\n"
         f"  {time.monotonic() - began:.0f} s in total",
         soft_wrap=True,  # a line break would split a command

@@ -120,8 +120,10 @@ def _reaction_texts(reaction: Reaction) -> Iterator[tuple[str, str]]:
 def _parse_rules(raw: str, source: str) -> Iterator[Rule]:
     try:
         tree = yaml.safe_load(raw)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{source}: not valid YAML: {error}") from error
+    except (yaml.YAMLError, ValueError) as error:  # `ValueError`: an invalid date, or a number that is too long
+        raise ConfigError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from error
+    except RecursionError:
+        raise ConfigError(f"{source}: nested too deeply. Expected `version: 1` and a list `rules:`") from None
     if not isinstance(tree, dict) or tree.get("version") != 1:
         got = tree.get("version") if isinstance(tree, dict) else type(tree).__name__
         raise ConfigError(f"{source}: expected a mapping with `version: 1`, got {got!r}")

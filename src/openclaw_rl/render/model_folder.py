@@ -100,12 +100,13 @@ def check_model_name(name: str, *, key: str) -> None:
         raise _not_found_error(name, key)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object of a file, empty if the file is missing. Raises `ModelError`."""
     if not path.is_file():
         return {}
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path}: cannot be read as JSON ({error}). Is the model folder complete?") from error
     if not isinstance(value, dict):
         raise ModelError(f"{path}: expected a JSON object, got {type(value).__name__}. Is the model folder complete?")
@@ -118,8 +119,11 @@ def _read_folder(folder: Path, tokenizer: Path) -> ModelFiles:
             f"{tokenizer}: no tokenizer.json there. Give a model folder as saved by transformers "
             "(config.json, tokenizer.json, a chat template, *.safetensors)."
         )
-    config, tokenizer_config = _read_json(folder / "config.json"), _read_json(tokenizer / "tokenizer_config.json")
-    generation = _read_json(folder / "generation_config.json")
+    config, tokenizer_config = (
+        read_json_object(folder / "config.json"),
+        read_json_object(tokenizer / "tokenizer_config.json"),
+    )
+    generation = read_json_object(folder / "generation_config.json")
     inner = config.get("text_config")
     text_config = inner if isinstance(inner, dict) else config
     eos = next((e for c in (generation, text_config, config) if (e := c.get("eos_token_id")) is not None), None)
@@ -141,9 +145,9 @@ def _read_templates(folder: Path, tokenizer_config: Mapping[str, Any]) -> dict[s
     """Return the chat templates by name; template files take precedence over tokenizer_config.json (transformers)."""
     found: dict[str, str] = {}
     if (folder / "chat_template.jinja").is_file():
-        found["default"] = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+        found["default"] = _read_template(folder / "chat_template.jinja")
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        found[path.stem] = path.read_text(encoding="utf-8")
+        found[path.stem] = _read_template(path)
     given = tokenizer_config.get("chat_template")
     if not found and isinstance(given, str):
         found["default"] = given
@@ -157,8 +161,15 @@ def _read_templates(folder: Path, tokenizer_config: Mapping[str, Any]) -> dict[s
     return found
 
 
+def _read_template(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"{path}: cannot be read as a template ({error}). Is the model folder complete?") from error
+
+
 def _read_special_tokens(folder: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
-    merged = _read_json(folder / "special_tokens_map.json") | dict(tokenizer_config)
+    merged = read_json_object(folder / "special_tokens_map.json") | dict(tokenizer_config)
     out: dict[str, str] = {}
     for name in _SPECIAL_TOKEN_KEYS:
         value = merged.get(name)

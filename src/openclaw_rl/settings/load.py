@@ -136,6 +136,8 @@ def load_all(
     for layer in layers:
         given = layer.close()
         found |= {key: one for key, one in given.items() if not one.weak or key not in found}
+    if not strict:
+        found = _without_foreign_faults(found)
     if chosen := _chosen_judge(_plain_values(found)):
         kind, key = chosen
         found["judge.kind"] = sources.GivenValue(value=kind, source=found[key].source)
@@ -144,6 +146,16 @@ def load_all(
     notices = [notice for layer in layers for notice in layer.notices]
     notices += unused.unused_settings(config, origins) + validate.missing_endpoints(config)
     return LoadedSettings(config=config, sources=origins, notices=notices)
+
+
+def _without_foreign_faults(found: Mapping[str, sources.GivenValue]) -> dict[str, sources.GivenValue]:
+    """Return the settings without wrong values of variables that may be those of another program."""
+    try:
+        Config.model_validate(_nested(_plain_values(found)))
+    except ValidationError as error:
+        wrong = {".".join(map(str, one["loc"])) for one in error.errors()}
+        return {key: given for key, given in found.items() if key not in wrong or not sources.is_foreign(given)}
+    return dict(found)
 
 
 def from_flat(flat: Mapping[str, Any]) -> Config:

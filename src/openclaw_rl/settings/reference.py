@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import click
 import yaml
 from pydantic import BaseModel
 
+from openclaw_rl.common.printable import echo
 from openclaw_rl.settings import aliases
 from openclaw_rl.settings import load as settings
 from openclaw_rl.settings.load import Config, LoadedSettings
@@ -25,7 +25,7 @@ _LIST_COLUMNS = 60  # of a list in one line
 def show_settings(loaded: LoadedSettings) -> None:
     """Print every setting as YAML with the source of its value as a comment. Secrets are not shown."""
     for line in setting_lines(loaded):
-        click.echo(line)
+        echo(line)
 
 
 def setting_lines(loaded: LoadedSettings) -> Iterator[str]:
@@ -72,15 +72,15 @@ def check_file(file: str) -> None:
     """Load only the file and print the settings that it changes. Raises `ConfigError` with all errors."""
     loaded = settings.load_all(file=file, environ={})
     for notice in loaded.notices:
-        click.echo(f"note: {notice}")
+        echo(f"note: {notice}")
     default = Config()
-    click.echo(f"{file}: {len(loaded.sources)} settings")
+    echo(f"{file}: {len(loaded.sources)} settings")
     for key, source in sorted(loaded.sources.items()):
         spelled = source.rpartition(": ")[2]
         other = "" if spelled == key else f"  (as {spelled})"
         same = "  (the default)" if _value_at(default, key) == _value_at(loaded.config, key) else ""
         shown = "(set)" if key in settings.SECRETS else _format_default(_value_at(loaded.config, key))
-        click.echo(f"  {key}: {shown}{other}{same}")
+        echo(f"  {key}: {shown}{other}{same}")
 
 
 def _value_at(config: Config, key: str) -> Any:

@@ -18,6 +18,8 @@ from openclaw_rl.errors import ConfigError
 from openclaw_rl.settings import aliases, strict_yaml, suggestions
 from openclaw_rl.settings.schema import SECRETS
 
+_ENVIRONMENT = "environment"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenValue:
@@ -217,7 +219,7 @@ def from_environment(
     Without `strict`, variables that are refused or wrong are ignored, unless their name begins with OPENCLAW_: they may
     be those of another program.
     """
-    layer = SettingsSource(frozenset(keys), "environment", text=frozenset(text))
+    layer = SettingsSource(frozenset(keys), _ENVIRONMENT, text=frozenset(text))
     long = {long_name(key): key for key in (*aliases.alias_table("earlier_keys"), *layer.keys)}
     short = aliases.by_form("environment")
     for name, value in environ.items():
@@ -233,6 +235,12 @@ def from_environment(
     if environ.get("LORA_ARGS", "").strip() and "train.finetune" not in layer.found:
         layer.add_setting("train.finetune", "lora", shown="LORA_ARGS")
     return layer
+
+
+def is_foreign(given: GivenValue) -> bool:
+    """Return whether the value is of a variable that may be that of another program."""
+    origin, _, name = given.source.partition(": ")
+    return origin == _ENVIRONMENT and not name.startswith("OPENCLAW_")
 
 
 def from_flags(words: Sequence[str], keys: Iterable[str], *, text: Iterable[str]) -> SettingsSource:

@@ -14,12 +14,12 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
-from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 from sqlalchemy import Connection
 
+from openclaw_rl.common.terminal import TerminalConsole
 from openclaw_rl.settings.load import Config
 from openclaw_rl.status.health import Diagnosis, HealthSnapshot, LogLine, take_snapshot
 from openclaw_rl.status.program_checks import check_engine, check_ray_head, engine_diagnosis, ray_diagnosis
@@ -70,11 +70,11 @@ def diagnosis_names(config: Config, conn: Connection) -> dict[str, Any]:
 
 def print_diagnoses(config: Config, conn: Connection | None) -> bool:
     """Print each diagnosis with its cure. Returns whether none is found. Without `conn`: only engine and Ray."""
-    console = Console(highlight=False)
+    console = TerminalConsole()
     tried = [trouble for look in (check_engine, check_ray_head) if (trouble := look(config)) is not None]
     troubles = tried + (find_diagnoses(config, conn, time.time(), examine=True) if conn is not None else [])
     for trouble in troubles:
-        console.print(f"[red]{trouble.name}[/]")
+        console.print(Text(trouble.name, "red"))
         cure = [f"--set {key}={_format_setting(value)}" for key, value in trouble.settings.items()]
         table = Table.grid(padding=(0, 4, 0, 0))
         table.add_row("seen", Text(trouble.evidence))

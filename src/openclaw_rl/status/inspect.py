@@ -8,16 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from rich.cells import cell_len, chop_cells
-from rich.console import Console, Group
+from rich.console import Group
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 from sqlalchemy import Connection
 
 from openclaw_rl.common.message_hash import message_text, strip_client_text
+from openclaw_rl.common.terminal import TerminalConsole, print_json
 from openclaw_rl.errors import DamagedRow, ModelError, OpenClawError
 from openclaw_rl.settings.load import STARTER, Config
-from openclaw_rl.status.report import print_json, read_store
+from openclaw_rl.status.report import read_store
 from openclaw_rl.store import exchanges, policies, sessions, turns
 from openclaw_rl.types import Exchange, Message, Reaction, Reply, Request, Verdict
 
@@ -188,7 +189,7 @@ def _last_user_text(messages: Sequence[Message]) -> str:
 
 def show_sessions(config: Config, limit: int, *, as_json: bool) -> None:
     """Print the newest sessions: number of turns, their states, and the first message."""
-    console = Console(highlight=False)
+    console = TerminalConsole()
     with read_store(config) as conn:
         found = session_rows(conn, limit)
     if as_json:
@@ -211,7 +212,7 @@ def show_session(config: Config, session: str, *, as_json: bool) -> None:
         print_json(data)
     else:
         panels = [_turn_panel(turn, whole=False) for turn in data["turns"]]
-        Console().print(Group(template_summary(config), *panels))
+        TerminalConsole(highlight=True).print(Group(template_summary(config), *panels))
 
 
 def show_turn(config: Config, turn: str, *, as_json: bool) -> None:
@@ -221,7 +222,7 @@ def show_turn(config: Config, turn: str, *, as_json: bool) -> None:
     if as_json:
         print_json(data)
     else:
-        Console().print(Group(template_summary(config), _turn_panel(data, whole=True)))
+        TerminalConsole(highlight=True).print(Group(template_summary(config), _turn_panel(data, whole=True)))
 
 
 def show_policy(config: Config, version: int, *, as_json: bool) -> None:
@@ -245,7 +246,9 @@ def show_policy(config: Config, version: int, *, as_json: bool) -> None:
         table.add_row(name, f"{value:.6g}")
     panels = [_turn_panel(turn, whole=False) for turn in data["turns"]]
     count = f"trained on {len(panels)} turn{'' if len(panels) == 1 else 's'}" + (":" if panels else "")
-    Console().print(Group(Panel(table, title=f"version {version}", title_align="left"), count, *panels))
+    TerminalConsole(highlight=True).print(
+        Group(Panel(table, title=f"version {version}", title_align="left"), count, *panels)
+    )
 
 
 def _turn_panel(turn: TurnData, *, whole: bool) -> Panel:
@@ -255,7 +258,7 @@ def _turn_panel(turn: TurnData, *, whole: bool) -> Panel:
     rows = _turn_rows(turn, _WHOLE_WIDTH if whole else _SHORT_WIDTH)
     for label, value in rows + (_detail_rows(turn) if whole and not turn["damaged"] else []):
         body.add_row(label, value if isinstance(value, Text) else Text(str(value)))
-    return Panel(body, title=f"{turn['turn']}  [bold]{turn['state']}[/]", title_align="left")
+    return Panel(body, title=Text.assemble(turn["turn"], "  ", (turn["state"], "bold")), title_align="left")
 
 
 def _turn_rows(turn: TurnData, width: int) -> list[tuple[str, str | Text]]:

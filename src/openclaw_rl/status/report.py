@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,13 +11,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 from sqlalchemy import Connection
 
 from openclaw_rl.common.gateway_address import running_address
-from openclaw_rl.errors import OpenClawError
+from openclaw_rl.common.terminal import TerminalConsole, print_json
 from openclaw_rl.settings.load import Config
 from openclaw_rl.status.reasons import merge_reasons
 from openclaw_rl.store import heartbeats, policies, turns
@@ -44,17 +43,13 @@ CURES = {
 
 
 def open_store(config: Config) -> Store:
-    """Open the home's store. Raises `OpenClawError` if it does not exist."""
-    if not config.store_path.exists():
-        raise OpenClawError(
-            f"{config.store_path}: there is no store yet. `openclaw-rl up` creates it; --home selects another home."
-        )
+    """Open the home's store. Raises `StoreError` if it does not exist."""
     return Store.open(config.store_path, create=False)
 
 
 @contextmanager
 def read_store(config: Config) -> Iterator[Connection]:
-    """Open a snapshot of the home's store. Raises `OpenClawError` if it does not exist."""
+    """Open a snapshot of the home's store. Raises `StoreError` if it does not exist."""
     with open_store(config) as store, store.read() as conn:
         yield conn
 
@@ -146,12 +141,7 @@ def show_status(config: Config, *, as_json: bool) -> None:
     if as_json:
         print_json(status)
     else:
-        Console().print(_render_status(status))
-
-
-def print_json(data: Mapping[str, Any]) -> None:
-    """Print data as indented JSON."""
-    Console().print_json(json.dumps(data))
+        TerminalConsole(highlight=True).print(_render_status(status))
 
 
 def _render_status(status: Mapping[str, Any]) -> Group:
@@ -178,8 +168,9 @@ def _render_workers(status: Mapping[str, Any]) -> Table:
     for column in ("worker", "pid", "last heartbeat", "note"):
         table.add_column(column)
     for row in status["loops"]:
-        heard = f"{row['age']:.0f} s ago" if row["alive"] else f"[red]{row['age']:.0f} s ago: not responding[/]"
-        table.add_row(row["name"], str(row["pid"]), heard, Text(str(row["note"]), "red" if shows_problem(row) else ""))
+        heard = f"{row['age']:.0f} s ago" + ("" if row["alive"] else ": not responding")
+        seen = Text(heard, "" if row["alive"] else "red")
+        table.add_row(row["name"], str(row["pid"]), seen, Text(str(row["note"]), "red" if shows_problem(row) else ""))
     return table
 
 
@@ -197,20 +188,24 @@ def _render_turns(status: Mapping[str, Any]) -> Table:
         table.add_row(str(count), state)
     for title in ("dropped", "untrainable"):
         for reason, count in list(merge_reasons(status[title]).items())[:5]:
-            table.add_row(f"{count / total:.0%}", f"[dim]{title}:[/] {reason}")
+            table.add_row(f"{count / total:.0%}", _labelled(title, reason))
     for row in status["untrainable_agents"]:
         who = f"agent {row['agent']}" if row["agent"] else "clients without an agent name"
         words = f"{row['share']:.0%} of the turns of {who} cannot train: {row['reason']}"
         table.add_row("", Text(words + (f"; {row['cure']}" if row["cure"] else ""), "yellow"))
     scores = {"1": "good", "-1": "bad", "0": "neutral", "None": "no opinion"}
     words = ", ".join(f"{n} {scores.get(k, k)}" for k, n in status["verdicts"].items())
-    table.add_row("", f"[dim]verdicts:[/] {words or 'none yet'}")
+    table.add_row("", _labelled("verdicts", words or "none yet"))
     if status["agreement"]["of"]:
-        table.add_row("", "[dim]judge agrees with feedback:[/] {agree} of {of}".format(**status["agreement"]))
+        table.add_row("", _labelled("judge agrees with feedback", "{agree} of {of}".format(**status["agreement"])))
     for engine, gap in status["engine_gap"].items():
         words = f"mean |log-prob difference| {gap['mean']:.2g} nats per token, over {gap['tokens']:.0f} tokens"
-        table.add_row("", f"[dim]{engine} engine vs trainer:[/] {words}")
+        table.add_row("", _labelled(f"{engine} engine vs trainer", words))
     return table
+
+
+def _labelled(label: str, words: str) -> Text:
+    return Text.assemble((f"{label}:", "dim"), " ", words)
 
 
 def _render_versions(status: Mapping[str, Any]) -> Group:
@@ -222,7 +217,7 @@ def _render_versions(status: Mapping[str, Any]) -> Group:
     for row in status["versions"]:
         metrics = row["metrics"]
         numbers = [_format_number(metrics.get(k)) for k in ("reward/mean", "loss/total", "kl", "gradient/norm")]
-        state = {"live": "[green]live[/]", "rejected": "[red]rejected[/]"}.get(row["state"], row["state"])
+        state = Text(row["state"], {"live": "green", "rejected": "red"}.get(row["state"], ""))
         name = f"v{row['version']}"
         if row["parent"] not in (None, row["version"] - 1):
             name += f" of v{row['parent']}"

@@ -12,13 +12,14 @@ import tty
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 from sqlalchemy import Connection
 
+from openclaw_rl.common.terminal import TerminalConsole
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.settings.load import Config
 from openclaw_rl.status import report
@@ -42,7 +43,7 @@ def watch_status(config: Config) -> None:
     """Show the page until q or Ctrl-C. Raises `OpenClawError` if there is no store, or stdout is no terminal."""
     if not sys.stdout.isatty():  # rich would write nothing there
         raise OpenClawError("--watch needs a terminal as standard output. Leave --watch out, or use --json")
-    store, console = report.open_store(config), Console()
+    store, console = report.open_store(config), TerminalConsole()
 
     def current_page() -> RenderableType:
         with store.read() as conn:

@@ -1,8 +1,12 @@
-"""Prepares the store file: creates, checks, backs up and migrates it; translates errors of the file and the disk."""
+"""Prepares the store file: creates, checks, backs up and migrates it; translates errors of the file and the disk.
+
+A store that was lost is not replaced by an empty one: other files of the home show that it existed.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
@@ -11,11 +15,16 @@ from pathlib import Path
 
 from sqlalchemy.exc import DBAPIError
 
+from openclaw_rl.common import gateway_address
 from openclaw_rl.errors import StoreError
 from openclaw_rl.store.migrations import MIGRATIONS, Migration
 
 BUSY_TIMEOUT = 10.0
 """Seconds that a writer waits for the write lock."""
+POLICIES_FOLDER = "policies"
+"""Folder beside the store with a folder for each policy version."""
+_FOLDER_NAME = re.compile(r"(\d{6,})-[0-9a-f]{8}")
+_LOG_CHECKS = 4
 _MESSAGES = {
     sqlite3.SQLITE_FULL: "the disk (or its quota) is full, so nothing was written. Free some space; no data is lost.",
     sqlite3.SQLITE_CORRUPT: "the file is damaged. Stop everything, keep a copy, and restore a backup "
@@ -38,10 +47,13 @@ def prepare_store(path: Path, *, create: bool, migrations: Sequence[Migration] =
     Several processes may call this at once: the decision what to do is made under the write lock.
     """
     _check_path(path, create=create)
+    newest_folder = _newest_folder(path)  # read before the store, to which the trainer may add versions
     with translate_errors(path), closing(_open_connection(path)) as conn:
         _refuse_newer(path, schema_number(path, conn), len(migrations))  # before the file is modified
         _switch_to_wal(conn)
         if schema_number(path, conn) == len(migrations):
+            if create:
+                _refuse_lost_versions(path, conn, newest_folder)
             return
         conn.execute("BEGIN IMMEDIATE")
         try:
@@ -63,18 +75,30 @@ def schema_number(path: Path, conn: sqlite3.Connection) -> int:
         raise StoreError(
             f"store {path}: a SQLite database, but not one of openclaw-rl. Expected a store: choose another path."
         )
-    return int(row[0])
+    try:
+        return int(row[0])
+    except ValueError:
+        raise damaged_error(path, f"the number of its schema is {row[0]!r}") from None
 
 
 def _check_path(path: Path, *, create: bool) -> None:
+    if os.path.lexists(path.parent) and not path.parent.is_dir():
+        raise StoreError(
+            f"store {path}: {path.parent} is a file, or a link that leads nowhere. Expected the folder of a home: "
+            "choose another one (--home)."
+        )
     if path.is_dir():
         raise StoreError(
             f"store {path}: this is a folder. Expected a file: choose one inside it, such as {path}/store.db."
         )
+    if reason := lost_store_reason(path):
+        raise StoreError(f"store {path}: {reason}")
     if path.exists():
         return
     if not create:
-        raise StoreError(f"store {path}: no such file. Expected an existing store: start `openclaw-rl up` once first.")
+        raise StoreError(
+            f"store {path}: there is no store yet. `openclaw-rl up` creates it; --home selects another home."
+        )
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
@@ -83,6 +107,67 @@ def _check_path(path: Path, *, create: bool) -> None:
             f"store {path}: cannot be created ({error.strerror}). Give this user the right to write the folder "
             "(and free disk space), or choose another path."
         ) from error
+
+
+def lost_store_reason(path: Path) -> str | None:
+    """Return what is missing and what to do if the store or its write-ahead log was deleted, else None."""
+    log, index = path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")
+    gateway = path.with_name(gateway_address.FILE_NAME)  # a gateway writes it after it has opened the store
+    signs = {
+        f"its write-ahead log {log.name}": log.exists(),
+        f"versions in {path.parent / POLICIES_FOLDER}": _newest_folder(path) > 0,
+        gateway.name: gateway.exists(),
+    }
+    if path.exists() and path.stat().st_size:  # read after the signs: another process may create the store now
+        if not _is_log_deleted(log, index):
+            return None
+        return (
+            f"its write-ahead log {log.name} was deleted, and with it the newest replies and versions. Restore it, or "
+            f"a backup of the whole home. To continue without them, delete {index.name}."
+        )
+    if not any(signs.values()):
+        return None
+    what = "is empty" if path.exists() else "is missing"
+    return (
+        f"the file {what}, but the home has {' and '.join(sign for sign, seen in signs.items() if seen)}. Expected the "
+        f"store of this home: restore {path.name} from a backup, or choose another home (--home) for an empty store."
+    )
+
+
+def _is_log_deleted(log: Path, index: Path) -> bool:
+    """Return whether the write-ahead log was deleted, but not its index: SQLite always deletes the index first.
+
+    If both were deleted, only lost versions can be seen (`_refuse_lost_versions`).
+    """
+    for _ in range(_LOG_CHECKS):  # another process may open or close the store between the two questions
+        if log.exists() or not index.exists():
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def _newest_folder(path: Path) -> int:
+    """Return the highest version of the folders that belong to the store; 0 without one."""
+    try:
+        names = [entry.name for entry in (path.parent / POLICIES_FOLDER).iterdir()]
+    except OSError:  # missing, or not readable: whoever needs it says so
+        return 0
+    return max((int(found[1]) for name in names if (found := _FOLDER_NAME.fullmatch(name))), default=0)
+
+
+def _refuse_lost_versions(path: Path, conn: sqlite3.Connection, newest_folder: int) -> None:
+    """Raise `StoreError` if a version in the folder must have had a parent that the store does not know.
+
+    A trainer that dies before it publishes leaves a folder of the version after the newest, but never a later one.
+    """
+    newest = conn.execute("SELECT coalesce(max(version), 0) FROM policies").fetchone()[0]
+    if newest_folder > newest + 1:
+        raise StoreError(
+            f"store {path}: its newest version is {newest}, but {path.parent / POLICIES_FOLDER} has version "
+            f"{newest_folder}. The store lost commits, because it or its write-ahead log was replaced by an older one. "
+            f"Restore the newer {path.name}, or move the folders of the versions above {newest} away to continue from "
+            f"version {newest}."
+        )
 
 
 def _open_connection(path: Path) -> sqlite3.Connection:
@@ -116,7 +201,9 @@ def _run_migrations(path: Path, conn: sqlite3.Connection, migrations: Sequence[M
     found = schema_number(path, conn)
     _refuse_newer(path, found, len(migrations))
     if found == 0 and not create:
-        raise StoreError(f"store {path}: an empty file. Expected a store: start `openclaw-rl up` once first.")
+        raise StoreError(
+            f"store {path}: an empty file. Expected a store: start `openclaw-rl up`, or wait until it has started."
+        )
     if 0 < found < len(migrations):
         _back_up(path, found)
     for migration in migrations[found:]:
@@ -141,9 +228,16 @@ def _back_up(path: Path, schema: int) -> None:
     unfinished.replace(target)
 
 
+def damaged_error(path: Path, reason: str) -> StoreError:
+    """Return the error for a store whose content is not what openclaw-rl writes."""
+    return StoreError(f"store {path}: {_MESSAGES[sqlite3.SQLITE_CORRUPT]} ({reason})")
+
+
 def to_store_error(path: Path, error: BaseException | None) -> StoreError | None:
     """Return the `StoreError` for an error of file or disk; None for any other (an error in our statements)."""
     code = getattr(error, "sqlite_errorcode", None)
+    if code == sqlite3.SQLITE_ERROR and str(error).startswith(("no such table", "no such column")):
+        return damaged_error(path, str(error))
     words = _MESSAGES.get(code & 0xFF) if code is not None else None
     return StoreError(f"store {path}: {words} (SQLite: {error})") if words else None
 

@@ -16,7 +16,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.pool import QueuePool
 
 from openclaw_rl.store import schema
-from openclaw_rl.store.bootstrap import BUSY_TIMEOUT, prepare_store, translate_errors
+from openclaw_rl.store.bootstrap import BUSY_TIMEOUT, damaged_error, prepare_store, translate_errors
 
 _PRAGMAS = ("foreign_keys=ON", "journal_size_limit=67108864", "cache_size=-16384")
 _LOCK_POLL_SECONDS = 0.001  # seconds between two attempts to take the write lock
@@ -51,7 +51,8 @@ class Store:
         engine = _open_engine(path)
         with translate_errors(path), engine.connect() as conn:
             secret = conn.scalar(select(schema.meta.c.value).where(schema.meta.c.key == "secret"))
-        assert isinstance(secret, bytes), "migration 1 writes the secret"
+        if not isinstance(secret, bytes):
+            raise damaged_error(path, "its key of the message hashes is missing")
         return Store(path, engine, secret)
 
     @contextmanager

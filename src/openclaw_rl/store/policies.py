@@ -5,13 +5,17 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-from sqlalchemy import Connection, bindparam, func, insert, select, update
+from sqlalchemy import Connection, Row, bindparam, func, insert, select, update
 
 from openclaw_rl.common.policy_digest import ADAPTER_CONFIG, TRAINER_FILES, find_damage
 from openclaw_rl.errors import IdentityMismatch, ModelError, StaleLease, StoreError
 from openclaw_rl.store import events, leases
 from openclaw_rl.store import schema as t
+from openclaw_rl.store.bootstrap import POLICIES_FOLDER
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.rows import from_row, numbers_to_json, policy_from_row, to_json, to_row
 from openclaw_rl.store.training_queue import ancestors
@@ -71,23 +75,23 @@ def head(conn: Connection) -> Policy:
             "the store has no policy version yet. The gateway and the trainer write version 0 when they start: run "
             "`openclaw-rl up`, or wait until it has started"
         )
-    return policy_from_row(row)
+    return _read_policy(conn, row)
 
 
 def get(conn: Connection, version: int) -> Policy | None:
     row = conn.execute(_get, {"version": version}).one_or_none()
-    return None if row is None else policy_from_row(row)
+    return None if row is None else _read_policy(conn, row)
 
 
 def get_many(conn: Connection, versions: Collection[int]) -> list[Policy]:
     """Return those of the versions that exist, oldest first."""
     query = select(t.policies).where(t.policies.c.version.in_(list(versions))).order_by(t.policies.c.version)
-    return [policy_from_row(row) for row in conn.execute(query)]
+    return [_read_policy(conn, row) for row in conn.execute(query)]
 
 
 def list_all(conn: Connection) -> list[Policy]:
     """Return all versions of any state, oldest first."""
-    return [policy_from_row(row) for row in conn.execute(select(t.policies).order_by(t.policies.c.version))]
+    return [_read_policy(conn, row) for row in conn.execute(select(t.policies).order_by(t.policies.c.version))]
 
 
 def lineage(conn: Connection, version: int) -> list[int]:
@@ -241,7 +245,8 @@ def damage_reports(conn: Connection) -> list[str]:
 
 def _insert_with_uses(conn: Connection, policy: Policy, uses: Sequence[Use], state: PolicyState) -> None:
     values = {name: numbers_to_json(getattr(policy, name)) for name in ("memory", "metrics", "files")}
-    conn.execute(_insert_policy, to_row(t.policies, policy, state=state.value, **values))
+    path = _stored_path(_home_of(conn), policy.path)
+    conn.execute(_insert_policy, to_row(t.policies, policy, state=state.value, path=path, **values))
     if not uses:
         return
     _check_uses(conn, policy, uses)
@@ -259,3 +264,33 @@ def _check_uses(conn: Connection, policy: Policy, uses: Sequence[Use]) -> None:
                 f"use of turn {use.turn}: expected policy {policy.version} and number {expected}, "
                 f"got policy {use.policy} and number {use.number}"
             )
+
+
+# The store has the paths of policy folders relative to the home, so that a home can be moved and copied.
+
+
+def _read_policy(conn: Connection, row: Row[Any]) -> Policy:
+    policy = policy_from_row(row)
+    return replace(policy, path=_resolved_path(_home_of(conn), policy.path))
+
+
+def _home_of(conn: Connection) -> Path:
+    """Return the absolute folder of the store."""
+    return Path(str(conn.engine.url.database)).parent.resolve()
+
+
+def _stored_path(home: Path, path: str | None) -> str | None:
+    """Return the path relative to the home for a folder of the home's versions, any other path unchanged."""
+    if path is None or Path(path).parent.resolve() != (home / POLICIES_FOLDER).resolve():
+        return path
+    return f"{POLICIES_FOLDER}/{Path(path).name}"
+
+
+def _resolved_path(home: Path, path: str | None) -> str | None:
+    """Return the absolute path of a stored one.
+
+    Stores of version 0.1 have absolute paths, which may be those of another home if this one was moved or copied.
+    """
+    if path is None or Path(path).parent.name != POLICIES_FOLDER:
+        return path
+    return str(home / POLICIES_FOLDER / Path(path).name)

@@ -10,6 +10,8 @@ from openclaw_rl.errors import ConfigError
 from openclaw_rl.judge import local_model
 from openclaw_rl.judge import preflight as judge_preflight
 from openclaw_rl.plugins.source_check import check_plugin_files
+from openclaw_rl.render.model_check import check_model_text, check_model_weights
+from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.settings.load import Config
 from openclaw_rl.supervisor.gpu_devices import check_gpu_ids
 from openclaw_rl.train import checkpoints, tracking
@@ -22,6 +24,7 @@ def check_before_start(config: Config, workers: Sequence[str]) -> None:
     """Raise `OpenClawError` if one of the workers could not run with these settings on this machine."""
     check_installation(config, workers)
     check_gpu_ids(config, workers)
+    _check_models(config, workers)
     if "engine" in workers:
         registry.check_engine(config)
     if "judge" in workers:
@@ -32,6 +35,20 @@ def check_before_start(config: Config, workers: Sequence[str]) -> None:
         sync_worker.check_folders(config)
     if "train" in workers and config.train.launch.node_rank == 0:
         checkpoints.check_save_dir(config.train)
+
+
+def _check_models(config: Config, workers: Sequence[str]) -> None:
+    """Raise `ModelError` for a model folder that a worker could not use."""
+    engine, files = config.engine, ModelFiles.from_config(config.model)
+    if {"gateway", "train", "data"} & set(workers):
+        check_model_text(files)
+    loaded_here = "train" in workers or ("engine" in workers and engine.backend == "embedded")
+    if loaded_here or ("engine" in workers and engine.url is None and engine.backend != "openai"):
+        check_model_weights(files, loaded_here=loaded_here)
+    if local_model.ENGINE_PROCESS in workers:
+        judge = local_model.model_files(config)
+        check_model_text(judge)
+        check_model_weights(judge, loaded_here=engine.backend == "embedded")
 
 
 def check_installation(config: Config, workers: Sequence[str]) -> None:

@@ -328,6 +328,7 @@ def supervise(config: Config, workers: Sequence[str], *, echo: bool = True) -> N
         prepare_home(own.engine_config(config))
     prepare_home(config)
     setup_logging("supervisor", config.logs_dir, config.run.log_level)
+    Store.open(config.store_path).close()  # raises here for a damaged store, before workers are started and restarted
     if {"train", "gateway"} & set(workers):
         resume.start_from_checkpoint(config, train="train" in workers)
     if "gateway" in workers:

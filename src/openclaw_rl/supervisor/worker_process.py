@@ -8,6 +8,9 @@ import os
 import sys
 import time
 
+import click
+
+from openclaw_rl.common.printable import to_printable
 from openclaw_rl.settings import load as settings
 from openclaw_rl.settings.load import Config
 from openclaw_rl.supervisor.crash_history import (
@@ -87,10 +90,10 @@ class WorkerProcess:
                 continue
             if not raw:
                 return await self.process.wait()
-            line = raw.decode(errors="replace").rstrip()
+            line = click.unstyle(raw.decode(errors="replace")).rstrip()
             self.output.add_line(line)
             if echo:
-                sys.stderr.write(f"{self.name:>8} | {line}\n")
+                sys.stderr.write(f"{self.name:>8} | {to_printable(line)}\n")
 
     def record_crash(self, code: int, delays: tuple[float, float]) -> float:
         """Record the end of the process, and return the seconds until the next start. `delays`: first and longest."""

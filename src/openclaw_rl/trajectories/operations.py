@@ -11,7 +11,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -24,6 +23,7 @@ from rich.progress import (
 )
 from sqlalchemy import Connection
 
+from openclaw_rl.common.terminal import TerminalConsole
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.settings.load import Config
 from openclaw_rl.store.db import Store
@@ -68,7 +68,7 @@ def check_files(paths: Sequence[str], *, report: str | None) -> bool:
             except TrajectoryRefused as problem:
                 result.add_refusal(entry, problem)
             follow(entry, 1)
-    Console().print(result.render_summary("valid"))
+    TerminalConsole().print(result.render_summary("valid"))
     return result.refused_count == 0
 
 
@@ -80,7 +80,7 @@ def import_files(config: Config, paths: Sequence[str], *, score: bool, report: s
         file = Path(report) if report else config.logs_dir / REFUSALS_FILE
         with ImportReport(file) as result, _byte_progress("importing", found) as tick:
             importer.run(_iter_entries(found), result, follow=_make_follower(tick))
-    Console().print(result.render_summary("imported"))
+    TerminalConsole().print(result.render_summary("imported"))
     return result.refused_count == 0
 
 
@@ -89,11 +89,11 @@ def score_imported(config: Config) -> None:
     columns = (TextColumn("scoring"), MofNCompleteColumn(), TimeElapsedColumn())
     with (
         Store.open(config.store_path, create=False) as store,
-        Progress(*columns, console=Console(stderr=True)) as bar,
+        Progress(*columns, console=TerminalConsole(stderr=True)) as bar,
     ):
         task = bar.add_task("scoring", total=None)
         done = score_unscored(config, store, lambda n: bar.advance(task, n))
-    Console().print(f"{done} turns scored")
+    TerminalConsole().print(f"{done} turns scored")
 
 
 def export_sessions(
@@ -120,7 +120,7 @@ def export_sessions(
             with _count_progress("exporting", count_sessions(other, names=names, since=after)) as tick:
                 summary = _write_sessions(other, path, _with_tick(found, tick), form, redactor)
     summary += "" if redactor is None else redactor.summary_text
-    Console(soft_wrap=True, highlight=False).print(summary, markup=False)
+    TerminalConsole(soft_wrap=True).print(summary)
 
 
 def _write_sessions(
@@ -287,7 +287,7 @@ def _byte_progress(what: str, files: Sequence[Path]) -> Iterator[ProgressTick]:
         TextColumn("left"),
         TimeRemainingColumn(True),
     )
-    with Progress(*columns, console=Console(stderr=True), speed_estimate_period=60.0) as bar:
+    with Progress(*columns, console=TerminalConsole(stderr=True), speed_estimate_period=60.0) as bar:
         task = bar.add_task(what, total=total, done=0)
 
         def advance_bar(size: int, number: int) -> None:
@@ -299,7 +299,7 @@ def _byte_progress(what: str, files: Sequence[Path]) -> Iterator[ProgressTick]:
 @contextmanager
 def _count_progress(what: str, total: int) -> Iterator[Callable[[], None]]:
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TextColumn("left"), TimeRemainingColumn(True))
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    with Progress(*columns, console=TerminalConsole(stderr=True)) as bar:
         task = bar.add_task(what, total=total)
         yield lambda: bar.advance(task)
 

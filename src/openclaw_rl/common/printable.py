@@ -1,0 +1,35 @@
+"""Text that is harmless for a terminal: data of other people may contain escape sequences and direction marks.
+
+All output of the commands passes here, that of tables through `terminal.TerminalConsole`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import click
+
+# Control characters (C0, DEL, C1) except tab and line feed; marks, embeddings and isolates that change the direction
+# of the text around them; line and paragraph separators; lone surrogates, which no encoding of a terminal has.
+_UNPRINTABLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+REPLACEMENT = "\ufffd"
+
+
+def to_printable(text: str) -> str:
+    """Return the text with a replacement character for each character that could control the terminal."""
+    return _UNPRINTABLE.sub(REPLACEMENT, text)
+
+
+def to_printable_json(data: Any, *, indent: int | None = None) -> str:
+    """Return JSON with an escape (`\\uXXXX`) for each character that could control the terminal: no data is lost."""
+    text = json.dumps(data, indent=indent, ensure_ascii=False, default=str)
+    return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
+    """Print text to stdout or, with `err`, to stderr. `nl`: with a newline at the end."""
+    click.echo(to_printable(text), err=err, nl=nl)
