@@ -40,7 +40,11 @@ class RanksGone(OpenClawError):
 
 
 class StoreError(OpenClawError):
-    """Raised if the store cannot be opened, is corrupt or too new, or if the disk is full."""
+    """Raised if the store cannot be opened, is corrupt or too new, or if the disk fails."""
+
+
+class DiskFull(StoreError):
+    """Raised if a disk or a quota is full. Every stage waits and tries again; nothing that was recorded is lost."""
 
 
 class DamagedRow(OpenClawError):

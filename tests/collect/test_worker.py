@@ -18,6 +18,7 @@ from tests.collect.test_recorded import check, interleaved
 from tests.collect.world import Ask, Say, Stored
 
 from openclaw_rl.collect import worker
+from openclaw_rl.common.steady_clock import GuardedWallClock
 from openclaw_rl.errors import StoreError
 from openclaw_rl.settings.load import Config, from_flat
 from openclaw_rl.store import heartbeats, turns
@@ -159,4 +160,23 @@ def test_the_recorded_day_is_linked_fast_enough(tmp_path: Path) -> None:
     world.collect()
     each = (time.process_time() - began) / (len(steps) / 2)
     assert each < 0.05, f"{each * 1e3:.1f} ms"
+    world.store.close()
+
+
+def test_a_clock_that_jumps_ahead_drops_no_turn(tmp_path: Path) -> None:
+    """Three hours ahead for a moment: the turn still waits for its reaction, and times out when it should."""
+    world = Stored(tmp_path / "store.db")
+    config = config_for(tmp_path, **{"collect.session_timeout": 1.5}).collect
+    world.now = time.time()
+    world.play(Ask(name="1", history=["u Hello"], reply="Good morning to you as well!"), collect=False)
+    jump = [0.0]
+    collector = worker.Collector(world.store, config, clock=GuardedWallClock(1.5, wall=lambda: time.time() + jump[0]))
+    jump[0] = 3 * 3600.0
+    collector.run_once()
+    assert world.state("1")[0] is TurnState.SERVED
+    end = time.monotonic() + WITHIN
+    while world.state("1")[0] is TurnState.SERVED:
+        assert time.monotonic() < end
+        collector.run_once()
+        time.sleep(0.1)
     world.store.close()

@@ -1,11 +1,40 @@
-"""The loop of a worker: what it does when it is stopped in the middle of its work."""
+"""The loop of a worker: its heartbeats while it works, hangs or waits for room on a disk, and how it is stopped."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
+import time
+from collections.abc import Callable
 
-from openclaw_rl.common.worker_loop import run_worker_loop
+import pytest
+
+from openclaw_rl.common import disk_space, progress, worker_loop
+from openclaw_rl.common.worker_loop import WriteHeartbeat, repeat_while_disk_full, run_worker_loop
+from openclaw_rl.errors import DiskFull, StoreError
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.fixture(autouse=True)
+def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_loop, "HEARTBEAT_SECONDS", 0.02)
+    monkeypatch.setattr(disk_space, "RETRY_SECONDS", 0.05)
+
+
+def run_until(done: Callable[[], bool], work: Callable[[], object], beat: WriteHeartbeat = lambda _: None) -> None:
+    async def main() -> None:
+        stop = asyncio.Event()
+        task = asyncio.create_task(run_worker_loop(work, beat, stop, poll=0.01))
+        end = time.monotonic() + 10
+        while not done() and not task.done():
+            assert time.monotonic() < end
+            await asyncio.sleep(0.01)
+        stop.set()
+        await asyncio.wait_for(task, 10)
+
+    asyncio.run(main())
 
 
 def test_a_stop_is_told_to_a_worker_that_is_busy() -> None:
@@ -19,10 +48,97 @@ def test_a_stop_is_told_to_a_worker_that_is_busy() -> None:
 
     async def main() -> None:
         stop = asyncio.Event()
-        task = asyncio.create_task(run_worker_loop(work, lambda: None, stop, poll=0.01, on_stop=told.set))
+        task = asyncio.create_task(run_worker_loop(work, lambda _: None, stop, poll=0.01, on_stop=told.set))
         await asyncio.to_thread(begun.wait, 10)
         stop.set()
         await asyncio.wait_for(task, 10)
 
     asyncio.run(main())
     assert told.is_set()
+
+
+@pytest.mark.parametrize("kind", ["progress", "library", "hang"])
+def test_heartbeats_during_a_long_call_follow_its_progress(kind: str) -> None:
+    beats: list[float] = []
+    counted: list[int] = []
+
+    def work() -> bool:
+        if counted:
+            return False
+        before = len(beats)
+        if kind == "progress":
+            for _ in range(60):
+                progress.record_progress()
+                time.sleep(0.02)
+        elif kind == "library":
+            with progress.library_call():
+                time.sleep(2.2)
+        else:
+            time.sleep(0.6)
+        counted.append(len(beats) - before)
+        return False
+
+    run_until(lambda: bool(counted), work, lambda _: beats.append(time.monotonic()))
+    if kind == "hang":
+        assert counted[0] <= 1, "a call without progress looked alive"
+    else:
+        assert counted[0] >= 2
+
+
+@pytest.mark.parametrize(
+    "raised",
+    [
+        FULL,
+        OSError(errno.EDQUOT, "Disk quota exceeded"),
+        DiskFull("the disk is full"),
+        RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)"),
+    ],
+    ids=["ENOSPC", "EDQUOT", "store", "library"],
+)
+def test_a_full_disk_is_a_pause_that_is_reported(raised: Exception) -> None:
+    calls: list[int] = []
+    problems: list[str | None] = []
+
+    def work() -> bool:
+        calls.append(len(calls))
+        if len(calls) <= 3:
+            raise raised
+        return False
+
+    run_until(lambda: len(calls) > 5, work, problems.append)
+    assert any(problem is not None and problem.startswith("paused: the disk is full") for problem in problems)
+    assert problems[-1] is None
+
+
+def test_an_error_behind_another_is_found_and_other_errors_pass() -> None:
+    error = StoreError("the export failed")
+    error.__cause__ = FULL
+    assert isinstance(disk_space.to_disk_full(error), DiskFull)
+    assert disk_space.to_disk_full(OSError(errno.EACCES, "Permission denied")) is None
+    with pytest.raises(ValueError, match="a bug"):
+        run_until(lambda: False, lambda: (_ for _ in ()).throw(ValueError("a bug")))
+
+
+def test_a_heartbeat_that_fails_does_not_end_the_worker() -> None:
+    calls: list[int] = []
+
+    def refuse(_: str | None) -> None:
+        raise StoreError("locked")
+
+    def work() -> bool:
+        calls.append(1)
+        return False
+
+    run_until(lambda: len(calls) > 5, work, refuse)
+
+
+def test_a_worker_whose_start_meets_a_full_disk_is_started_again_in_its_process() -> None:
+    starts: list[int] = []
+
+    async def run() -> None:
+        starts.append(1)
+        if len(starts) < 3:
+            raise DiskFull("the disk is full")
+
+    asyncio.run(repeat_while_disk_full(run, asyncio.Event()))
+    assert len(starts) == 3

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from aiohttp import web
@@ -354,3 +355,43 @@ def test_a_killed_loop_loses_no_committed_verdict(world: World, ids: Ids) -> Non
             await until(lambda: world.judged() == 60)
 
     asyncio.run(go())
+
+
+HANGING_MODEL = """
+import pathlib, time
+
+class Mine:
+    def score(self, prompt, response, next_state):
+        pathlib.Path({file!r}).touch()
+        time.sleep({seconds})
+        return 1.0
+
+def get_reward_model(config):
+    return Mine()
+"""
+
+
+def test_a_reward_model_that_hangs_stops_the_heartbeat(world: World, tmp_path: Path) -> None:
+    """Without heartbeats, the supervisor restarts the judge (`run.heartbeat_timeout`)."""
+    plugin, begun = tmp_path / "rm.py", tmp_path / "begun"
+    plugin.write_text(HANGING_MODEL.format(file=str(begun), seconds=1.5))
+    world.config = from_flat(
+        {"home": world.config.home, "judge.kind": "plugin", "judge.plugin_path": str(plugin), "judge.poll": 0.01}
+    )
+
+    def last_beat() -> float:
+        with world.store.read() as conn:
+            return max(beat.at for beat in heartbeats.read_heartbeats(conn) if beat.name == "judge")
+
+    async def main() -> None:
+        async with working(world):
+            await until(begun.exists)
+            await asyncio.sleep(0.2)
+            hung = await asyncio.to_thread(last_beat)
+            await asyncio.sleep(0.6)
+            assert await asyncio.to_thread(last_beat) == hung
+            await asyncio.sleep(1.0)  # it was only slow
+            assert await asyncio.to_thread(last_beat) > hung
+
+    world.close("t-1", "Perfect, thanks!")
+    asyncio.run(main())

@@ -15,6 +15,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
+from openclaw_rl.common import progress
 from openclaw_rl.common.atomic_files import write_folder
 from openclaw_rl.common.policy_digest import OPTIMIZER_FILE
 from openclaw_rl.errors import ConfigError, ModelError
@@ -316,3 +317,16 @@ def test_several_epochs_are_several_steps_on_the_decoupled_loss(trainer: Make, d
 def test_targets_that_cannot_be_served_are_refused(trainer: Make, targets: tuple[str, ...], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         trainer(lora={"rank": 4, "targets": targets})
+
+
+def test_each_pass_of_a_step_is_progress(trainer: Make, draw: Draw, tmp_path: Path) -> None:
+    """A step of minutes must not look like a hang: a pass is progress when it begins and when it ends."""
+    few, many = (trainer(learning_rate=1e-2, micro_tokens=tokens) for tokens in (10_000, 16))
+    batch = draw(few, 0)
+    counts = []
+    for made, name in ((few, "few"), (many, "many")):
+        before = progress.progress_count()
+        made.step(batch, str(tmp_path / name))
+        counts.append(progress.progress_count() - before)
+    assert counts[0] >= 6, "scoring, microbatch, trust region"
+    assert counts[1] >= counts[0] + 2 * (len(batch) - 1)

@@ -134,6 +134,7 @@ SITUATIONS: Mapping[str, dict[str, Any]] = {
     "feedback": {"agreement": (0, 20)},
     "rejected steps": {"steps": [{"state": "rejected", "gradient/norm": 200.0}] * 3},
     "steps that change nothing": {"steps": [{"kl/step": 1e-9, "learning_rate": 1e-6}] * 5},
+    "a full disk": {"full_disks": ["the disk of /home/me is full: 1.0 MiB are free, and 8 MiB are needed"]},
     "a parked judge": {"worker_problems": ["judge crashed 3 times. Reason: exit code 3"]},
     "a damaged version": {"damaged_versions": ["version 3 is damaged: trainer.json is missing"]},
     "changed histories": {"main_turns": 20, "unlinked_reasons": ["a reason"] * 10},
@@ -172,7 +173,7 @@ def snapshot(config: Config, situation: Mapping[str, Any]) -> HealthSnapshot:
     nothing: dict[str, Any] = {
         **{"log_lines": [], "steps": [], "heartbeat_notes": {}, "verdicts": [], "unlinked_reasons": []},
         **{"empty_reactions": 0, "main_turns": 0, "isolated_turns": 0, "waiting_turns": 0, "trainable_turns": 0},
-        **{"longest_wait": 0.0, "agreement": (0, 0), "worker_problems": [], "damaged_versions": []},
+        **{"longest_wait": 0.0, "agreement": (0, 0), "worker_problems": [], "damaged_versions": [], "full_disks": []},
     }
     return HealthSnapshot(config=config, now=NOW, **nothing | dict(situation))
 

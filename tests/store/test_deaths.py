@@ -10,17 +10,19 @@ from typing import Any
 
 import pytest
 from tests.judge.world import World
+from tests.small_disk import fill, free, mount_small_disk
 from tests.store.deaths import deaths_until_done, die, run_in_process
 from tests.store.world import reply, request
 from tests.trajectories.world import Home, live, main, plot, put
 
 from openclaw_rl.collect import worker as collect_worker
 from openclaw_rl.collect.worker import Collector
+from openclaw_rl.errors import DiskFull, StoreError
 from openclaw_rl.judge import worker as judge_worker
 from openclaw_rl.judge.voting import make_verdict
 from openclaw_rl.settings.load import CollectConfig, from_flat
 from openclaw_rl.status import report
-from openclaw_rl.store import exchanges, heartbeats, policies, turns
+from openclaw_rl.store import events, exchanges, heartbeats, policies, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.heartbeats import MAX_DEATHS, MAX_SET_ASIDE, AttemptLog
 from openclaw_rl.trajectories import importer, sync_worker
@@ -55,6 +57,28 @@ def test_a_note_survives_the_death_of_its_process_and_ends_with_the_result(tmp_p
             log.end(conn, ["b"])
         log.forget(["c"])
         assert log.deaths() == {"a": 2}
+
+
+def test_a_note_that_a_full_disk_keeps_in_the_store_is_no_death(tmp_path: Path) -> None:
+    with mount_small_disk(tmp_path / "small", 2) as disk, Store.open(disk / "store.db") as store:
+        log = AttemptLog(store, "collect")
+
+        def work() -> None:
+            assert log.begin(["a"]) == {}
+            fill(disk)
+            with log.interrupted_by(StoreError), store.write() as conn:
+                log.end(conn)
+                events.append(conn, "test", "a", {"words": "x" * 10**6}, 0.0)
+
+        with pytest.raises(DiskFull):
+            work()
+        assert log.deaths() == {}
+        free(disk)
+        for _ in range(3):
+            assert log.begin(["a"]) == {}
+        with store.write() as conn:
+            log.end(conn)
+        assert AttemptLog(store, "collect").deaths() == {}
 
 
 def test_after_several_rows_in_a_row_the_rows_are_not_the_cause(tmp_path: Path) -> None:

@@ -153,7 +153,7 @@ def test_the_pause_of_a_parked_worker_is_bounded(limit: float, tmp_path: Path) -
     prepare_home(config)
     supervisor = Supervisor(config, ["engine", "gateway", "judge"], echo=False)
     judge = next(worker for worker in supervisor._workers if worker.name == "judge")
-    judge._started_at = time.monotonic()
+    judge.started_at = time.monotonic()
     for _ in range(8):
         supervisor._record_crash(judge, 1)
     assert limit - 1 < judge.restart_at - time.monotonic() <= limit

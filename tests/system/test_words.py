@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from openclaw_rl.errors import StoreError
-from openclaw_rl.store import events, policies
+from openclaw_rl.store import policies
 from openclaw_rl.store.db import Store
 
 REWARD_PLUGIN = str(Path(__file__).parents[2] / "examples" / "plugins" / "custom_rm.py")
@@ -136,47 +133,3 @@ def test_a_corrupt_store(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
     assert "store.db" in done.stderr
     assert (home / "store.db").read_bytes().startswith(b"this is no database"), "it must not be overwritten"
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 2 MB."""
-    mount = tmp_path / "small"
-    mount.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(mount)]
-    made = subprocess.run(command, capture_output=True, check=False)
-    if made.returncode != 0:
-        pytest.skip(f"NOT CHECKED: a small file system cannot be made here ({made.stderr.decode().strip()})")
-    try:
-        yield mount
-    finally:
-        subprocess.run(["umount", str(mount)], check=True)
-
-
-def fill(folder: Path) -> None:
-    with (folder / "ballast").open("wb", buffering=0) as file, contextlib.suppress(OSError):
-        while True:
-            file.write(os.urandom(4096))
-
-
-def write_much(store: Store) -> None:
-    for number in range(2000):
-        with store.write() as conn:
-            events.append(conn, "test", str(number), {"words": "x" * 4000}, 0.0)
-
-
-def test_a_full_disk_at_the_start(small_disk: Path) -> None:
-    fill(small_disk)
-    with pytest.raises(StoreError, match=r"(?i)full.*(free|space)"):
-        Store.open(small_disk / "store.db")
-
-
-def test_a_disk_that_fills_up(small_disk: Path) -> None:
-    store = Store.open(small_disk / "store.db")
-    fill(small_disk)
-    with pytest.raises(StoreError, match=r"(?i)full.*(free|space)"):
-        write_much(store)
-    (small_disk / "ballast").unlink()
-    with store.write() as conn:  # once there is room again, it goes on
-        events.append(conn, "test", "after", {}, 0.0)
-    store.close()

@@ -17,6 +17,7 @@ from tests.train.test_worker import run_worker_until
 
 from openclaw_rl.common.atomic_files import link_files
 from openclaw_rl.common.policy_digest import digest_of_folder
+from openclaw_rl.common.steady_clock import boot_seconds
 from openclaw_rl.errors import ConfigError, IdentityMismatch, ModelError
 from openclaw_rl.settings.load import Config, train_settings
 from openclaw_rl.store import events, leases, policies
@@ -25,7 +26,7 @@ from openclaw_rl.supervisor.completion import save_last_checkpoint
 from openclaw_rl.testing import ScriptedTrainer
 from openclaw_rl.train import checkpoints, resume
 from openclaw_rl.train.checkpoints import LATEST_LINK, META_FILE, CheckpointWriter, read_meta
-from openclaw_rl.train.lease_keeper import TRAINER_LEASE
+from openclaw_rl.train.lease_keeper import TRAINER_LEASE, LeaseKeeper
 from openclaw_rl.train.orchestrator import TrainLoop
 from openclaw_rl.train.sample_builder import SampleBuilder
 from openclaw_rl.types import Policy
@@ -299,12 +300,14 @@ def test_a_trainer_at_work_is_not_disturbed_and_a_dead_one_waited_for(
     store = Store.open(config.store_path)
     with store.write() as conn:
         policies.ensure_root(conn, base="starter", identity=starter_identity, at=1.0)
-        assert leases.acquire(conn, TRAINER_LEASE, "at work", 60.0, time.time())
+    at_work = LeaseKeeper(store, ttl=0.5)
+    assert at_work.acquire() is not None
     with pytest.raises(ConfigError, match="another trainer is running on this home"):
         resume.start_from_checkpoint(config, train=True)
     assert head_of(store).version == 0
+    at_work.close()
     with store.write() as conn:
-        assert leases.acquire(conn, TRAINER_LEASE, "at work", 0.5, time.time())  # it dies now
+        assert leases.acquire(conn, TRAINER_LEASE, "dead", 60.0, boot_seconds())
     resume.start_from_checkpoint(config, train=True)
     assert head_of(store).version == 1
     with store.write() as conn:

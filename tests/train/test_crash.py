@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from openclaw_rl.common.steady_clock import boot_seconds
 from openclaw_rl.settings.load import train_settings
 from openclaw_rl.store import policies, training_queue
 from openclaw_rl.store.db import Store
@@ -93,7 +95,7 @@ def test_frozen_past_its_lease_it_publishes_nothing(
     try:
         wait_for(tmp_path / "stepped", frozen)
         time.sleep(1.5 * TTL)
-        assert expiry(store) > time.time(), "awake in a long step, it keeps its lease"
+        assert expiry(store) > boot_seconds(), "awake in a long step, it keeps its lease"
         before = expiry(store)
         while expiry(store) == before:  # just after it renewed: frozen with the write lock it would stop everybody
             time.sleep(0.005)
@@ -107,7 +109,7 @@ def test_frozen_past_its_lease_it_publishes_nothing(
         frozen.kill()
         frozen.wait()
     assert "nothing was published, starting over" in output
-    assert "then: False waiting: another trainer holds the lease" in output
+    assert re.search("then: False waiting: .* holds the lease", output)
     with store.read() as conn:
         assert [p.version for p in policies.list_all(conn)] == [0, 1]
         head = policies.head(conn)

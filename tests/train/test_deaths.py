@@ -9,6 +9,7 @@ from typing import Any
 
 from tests.store.deaths import deaths_until_done, die
 
+from openclaw_rl.errors import DiskFull
 from openclaw_rl.settings.load import train_settings
 from openclaw_rl.store import policies, turns
 from openclaw_rl.store.db import Store
@@ -95,7 +96,7 @@ def test_a_trainer_that_is_stopped_or_has_no_disk_did_not_die(
     for _ in range(3):
         try:
             loop.run_once()
-        except OSError:
+        except DiskFull:
             assert AttemptLog(store, "train").deaths() == {}
     loop.close()
     assert [len(deaths) for deaths in noted[:2]] == [4, 0]

@@ -12,6 +12,7 @@ import pytest
 
 from openclaw_rl.common.message_hash import EphemeralMatcher
 from openclaw_rl.common.policy_digest import OPTIMIZER_FILE, hash_folder
+from openclaw_rl.common.steady_clock import boot_seconds
 from openclaw_rl.methods.registry import make_method
 from openclaw_rl.methods.types import Sample, StepResult
 from openclaw_rl.render.renderer import Renderer
@@ -89,7 +90,7 @@ def run_loop(renderer: Renderer, fill: Callable[..., list[str]], tmp_path: Path)
             with store.read() as conn:
                 versions = policies.list_all(conn)
             with store.write() as conn:
-                taken_over = leases.acquire(conn, TRAINER_LEASE, "another", 1.0, time.time() + 100)
+                taken_over = leases.acquire(conn, TRAINER_LEASE, "another", 1.0, boot_seconds() + 100)
             loop.close()
         return Result(
             batches=[len(batch) for batch in trainer.batches],

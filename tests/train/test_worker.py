@@ -49,7 +49,7 @@ def make_loop(store: Store, builder: SampleBuilder, tmp_path: Path, clock: Clock
 
     def make(trainer: ScriptedTrainer, **settings: Any) -> TrainLoop:
         train = train_settings({"batch_min": 4, "batch_max": 6, **settings})
-        opened.append(TrainLoop(store, trainer, builder, train, tmp_path / "policies", clock=clock))
+        opened.append(TrainLoop(store, trainer, builder, train, tmp_path / "policies", clock=clock, lease_clock=clock))
         return opened[-1]
 
     yield make
@@ -257,7 +257,7 @@ def test_who_loses_the_lease_publishes_nothing(
     assert len(frozen.batches) == 1
     assert sorted(u.turn for u in uses_of(store, 1)) == sorted(ids)
     assert loop.run_once() is False
-    assert loop.note == "waiting: another trainer holds the lease"
+    assert "holds the lease; it is taken over if it is not renewed for 30 s" in loop.note
 
 
 def test_one_trainer_at_a_time(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
@@ -382,3 +382,29 @@ def test_another_models_store_is_refused(tmp_path: Path) -> None:
     store.close()
     with pytest.raises(IdentityMismatch, match="this store belongs to elsewhere"):
         asyncio.run(run(config, stop=asyncio.Event()))
+
+
+def test_a_verdict_stamped_hours_ahead_waits_no_longer_than_max_wait(
+    store: Store, builder: SampleBuilder, fill: Fill, tmp_path: Path
+) -> None:
+    """The clock was ahead when it was written, and is right again."""
+    steady = [0.0]
+    train = train_settings({"batch_min": 4, "max_wait": 600})
+    fill(store, 2, at=time.time() + 3 * 3600)
+    trainer = ScriptedTrainer()
+    loop = TrainLoop(store, trainer, builder, train, tmp_path / "policies", lease_clock=lambda: steady[0])
+    assert not loop.run_once()
+    for _ in range(61):
+        steady[0] += 9.9  # less than a lease
+        loop._keeper.renew_now()
+        loop._next_check = 0.0
+        loop.run_once()
+    assert len(trainer.batches) == 1
+    loop.close()
+
+
+def test_a_heartbeat_from_the_future_is_not_alive() -> None:
+    beat = heartbeats.Heartbeat(name="train", pid=2**22, at=1000.0, state=heartbeats.RUNNING, note="")
+    assert beat.is_alive(1001.0)
+    assert not beat.is_alive(1000.0 + 3 * 3600)
+    assert not beat.is_alive(1000.0 - 3 * 3600)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from sqlalchemy import Connection
 
 from openclaw_rl.collect.link import ReactionLink, RequestLink, link_request
 from openclaw_rl.collect.traffic import TrafficClassifier
+from openclaw_rl.common.steady_clock import GuardedWallClock
 from openclaw_rl.common.worker_loop import run_worker_loop
 from openclaw_rl.errors import DamagedRow, StoreError
 from openclaw_rl.settings.load import CollectConfig, Config
@@ -32,9 +33,11 @@ OVERDUE_BATCH = 500
 class Collector:
     """Processes events in order. An interrupted step is repeated from the cursor."""
 
-    def __init__(self, store: Store, config: CollectConfig) -> None:
+    def __init__(self, store: Store, config: CollectConfig, *, clock: Callable[[], float] | None = None) -> None:
+        """`clock`: seconds since the epoch; by default a wall clock whose jumps drop no turn too early."""
         self._store = store
         self._session_timeout = config.session_timeout
+        self._clock = clock or GuardedWallClock(config.session_timeout)
         self._classifier = TrafficClassifier(
             config.side_patterns, config.client_prompt_patterns, known_clients=config.known_clients
         )
@@ -45,15 +48,17 @@ class Collector:
 
     def run_once(self) -> bool:
         """Run one iteration: new events, and from time to time the overdue turns. Returns whether there were events."""
-        self._has_more = (self._store.has_changed() or self._has_more) and self.step() > 0
+        if self._store.has_changed():
+            self._has_more = True
+        if self._has_more:  # stays so if the step fails
+            self._has_more = self.step() > 0
         if time.monotonic() >= self._sweep_at:
             self._sweep_at = time.monotonic() + min(5.0, self._session_timeout / 4)
-            self.drop_overdue(time.time())
+            self.drop_overdue(self._clock())
         return self._has_more
 
-    def write_heartbeat(self) -> None:
-        note = f"{self.linked_count} linked, {self.reaction_count} answered, {self.dropped_count} dropped"
-        heartbeats.write_heartbeat(self._store, "collect", note)
+    def status_note(self) -> str:
+        return f"{self.linked_count} linked, {self.reaction_count} answered, {self.dropped_count} dropped"
 
     def step(self, limit: int = EVENT_BATCH) -> int:
         """Process up to `limit` events, several in one transaction. Returns their number."""
@@ -203,8 +208,7 @@ async def run(config: Config, *, stop: asyncio.Event) -> None:
     store = await asyncio.to_thread(Store.open, config.store_path)
     collector = Collector(store, config.collect)
     try:
-        await run_worker_loop(
-            collector.run_once, collector.write_heartbeat, stop, poll=config.collect.poll, beat_while_busy=False
-        )
+        beat = heartbeats.heartbeat_writer(store, "collect", collector.status_note)
+        await run_worker_loop(collector.run_once, beat, stop, poll=config.collect.poll)
     finally:
         store.close()

@@ -45,13 +45,17 @@ def write_folder(out: Path, files: Mapping[str, bytes], fill: Callable[[Path], N
     temporary = out.with_name(f".{out.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True, mode=0o700)
-    if fill is not None:
-        fill(temporary)
-    for name, raw in files.items():
-        (temporary / name).write_bytes(raw)
-    for file in temporary.iterdir():
-        sync_path(file)
-    sync_path(temporary)
+    try:
+        if fill is not None:
+            fill(temporary)
+        for name, raw in files.items():
+            (temporary / name).write_bytes(raw)
+        for file in temporary.iterdir():
+            sync_path(file)
+        sync_path(temporary)
+    except Exception:  # such as a full disk, which must not lose more space
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
     temporary.rename(out)
     sync_path(out.parent)
 

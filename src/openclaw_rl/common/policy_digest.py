@@ -10,6 +10,8 @@ from errno import EIO, ELOOP, ENOENT
 from hashlib import file_digest, sha256
 from pathlib import Path
 
+from openclaw_rl.common.progress import record_progress
+
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 MODEL_CONFIG = "config.json"  # written by transformers with full weights
@@ -124,4 +126,5 @@ def _file_header(name: str, size: int) -> bytes:
 def _read_blocks(file: Path) -> Iterator[bytes]:
     with file.open("rb") as stream:
         while block := stream.read(_BLOCK_BYTES):
+            record_progress()
             yield block

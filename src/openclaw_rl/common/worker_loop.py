@@ -4,43 +4,81 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
+from openclaw_rl.common import disk_space
+from openclaw_rl.common.progress import progress_count
+from openclaw_rl.errors import DiskFull, StoreError
+
+log = logging.getLogger(__name__)
 HEARTBEAT_SECONDS = 1.0  # seconds between two heartbeats
+
+WriteHeartbeat = Callable[[str | None], None]
+"""Writes a heartbeat. Its argument is why the worker pauses, or None while it works."""
 
 
 class HeartbeatTimer:
-    """Calls `write` in a thread, at most once each `HEARTBEAT_SECONDS`."""
+    """Calls `write` in a thread, at most once each `HEARTBEAT_SECONDS`. A heartbeat that fails ends nothing."""
 
-    def __init__(self, write: Callable[[], None]) -> None:
+    def __init__(self, write: WriteHeartbeat) -> None:
         self._write, self._written_at = write, float("-inf")
+        self._has_failed = False
 
-    async def write_if_due(self) -> None:
-        if time.monotonic() - self._written_at >= HEARTBEAT_SECONDS:
-            await asyncio.to_thread(self._write)
-            self._written_at = time.monotonic()
+    async def write_if_due(self, problem: str | None = None) -> None:
+        if time.monotonic() - self._written_at < HEARTBEAT_SECONDS:
+            return
+        self._written_at = time.monotonic()
+        try:
+            await asyncio.to_thread(self._write, problem)
+        except StoreError as error:
+            log.log(logging.DEBUG if self._has_failed else logging.WARNING, "no heartbeat was written: %s", error)
+            self._has_failed = True
+        else:
+            self._has_failed = False
+
+
+class DiskPause:
+    """The pause of a worker while a disk is full: tries again each second, and says why it waits."""
+
+    def __init__(self) -> None:
+        self.problem: str | None = None  # why the worker pauses
+
+    async def begin(self, error: DiskFull, stop: asyncio.Event, heartbeat: HeartbeatTimer) -> None:
+        """Wait until the next attempt is due."""
+        if self.problem is None:
+            log.warning("paused: %s", error)
+        self.problem = f"paused: {error}"
+        await heartbeat.write_if_due(self.problem)
+        await wait_or_stop(stop, disk_space.RETRY_SECONDS)
+
+    def end(self) -> None:
+        """Record that an attempt succeeded."""
+        if self.problem is not None:
+            log.info("there is space on the disk again; the work continues")
+            self.problem = None
 
 
 async def run_worker_loop(
     run_once: Callable[[], object],
-    write_heartbeat: Callable[[], None],
+    write_heartbeat: WriteHeartbeat,
     stop: asyncio.Event,
     *,
     poll: float,
-    beat_while_busy: bool = True,
     on_stop: Callable[[], None] = lambda: None,
 ) -> None:
     """Call `run_once` in a thread until `stop` is set; wait `poll` seconds when it returns a false value.
 
-    `beat_while_busy`: write heartbeats during a call too. Without them, the supervisor restarts a worker that hangs.
+    During a call, heartbeats are written while it records progress (`common.progress`). Without them, the supervisor
+    restarts a worker that hangs. On a full disk the call is repeated each second.
     `on_stop`: called in a thread as soon as `stop` is set, also during a call, because a long one may be killed.
     """
     heartbeat = HeartbeatTimer(write_heartbeat)
     stopping = asyncio.create_task(_call_on_stop(stop, on_stop))
     try:
-        await _run_until_stop(run_once, heartbeat, stop, poll, beat_while_busy)
+        await _run_until_stop(run_once, heartbeat, stop, poll)
     finally:
         stopping.cancel()
 
@@ -51,16 +89,40 @@ async def _call_on_stop(stop: asyncio.Event, on_stop: Callable[[], None]) -> Non
 
 
 async def _run_until_stop(
-    run_once: Callable[[], object], heartbeat: HeartbeatTimer, stop: asyncio.Event, poll: float, beat_while_busy: bool
+    run_once: Callable[[], object], heartbeat: HeartbeatTimer, stop: asyncio.Event, poll: float
 ) -> None:
+    pause = DiskPause()
     while not stop.is_set():
-        await heartbeat.write_if_due()
+        await heartbeat.write_if_due(pause.problem)
         work = asyncio.create_task(asyncio.to_thread(run_once))
+        seen = progress_count()
         while not (await asyncio.wait({work}, timeout=HEARTBEAT_SECONDS))[0]:
-            if beat_while_busy:
+            if progress_count() != seen:
+                seen = progress_count()
                 await heartbeat.write_if_due()
-        if not work.result():
+        try:
+            has_more = work.result()
+        except Exception as error:
+            if (full := disk_space.to_disk_full(error)) is None:
+                raise
+            await pause.begin(full, stop, heartbeat)
+            continue
+        pause.end()
+        if not has_more:
             await wait_or_stop(stop, poll)
+
+
+async def repeat_while_disk_full(run: Callable[[], Awaitable[None]], stop: asyncio.Event) -> None:
+    """Run a worker until it ends. On a full disk, for example when its store is opened, it is run again each second."""
+    pause = DiskPause()
+    silent = HeartbeatTimer(lambda _: None)  # the store cannot be opened
+    while not stop.is_set():
+        try:
+            return await run()
+        except Exception as error:
+            if (full := disk_space.to_disk_full(error)) is None:
+                raise
+            await pause.begin(full, stop, silent)
 
 
 async def wait_or_stop(stop: asyncio.Event, seconds: float) -> None:

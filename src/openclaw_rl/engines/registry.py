@@ -8,19 +8,34 @@ from openclaw_rl.common.sockets import check_socket_path
 from openclaw_rl.engines.base import EngineLink, OnConnect
 from openclaw_rl.engines.embedded.client import EngineClient
 from openclaw_rl.engines.remote import openai_compatible, server_process, sglang_launch, vllm, vllm_launch
+from openclaw_rl.engines.remote.engine import RemoteEngine
 from openclaw_rl.engines.remote.http_client import HEALTH_TIMEOUT, HttpClient
 from openclaw_rl.settings.load import Config
 
 
 def connect_engine(config: Config, *, on_connect: OnConnect | None = None) -> EngineLink:
     """Return a client for the configured engine."""
+    if config.engine.backend == "embedded":
+        return EngineClient(config.engine_socket, on_connect=on_connect)
+    link = _connect_remote(config, on_connect)
+    link.max_silence = config.run.heartbeat_timeout
+    return link
+
+
+def _connect_remote(config: Config, on_connect: OnConnect | None) -> RemoteEngine:
     if config.engine.backend == "vllm":
         return vllm.connect_engine(config, on_connect=on_connect)
     if config.engine.backend == "sglang":
         return sglang_launch.connect_engine(config, on_connect=on_connect)
-    if config.engine.backend == "openai":
-        return openai_compatible.OpenAiEngine(config, on_connect=on_connect)
-    return EngineClient(config.engine_socket, on_connect=on_connect)
+    return openai_compatible.OpenAiEngine(config, on_connect=on_connect)
+
+
+async def probe_engine(link: EngineLink) -> None:
+    """Return when the engine answers. Raises `EngineGone`. An embedded engine answers between two steps."""
+    if isinstance(link, RemoteEngine):
+        await link.http.check_alive()
+    else:
+        await link.info()
 
 
 def check_engine(config: Config, *, wait: float = HEALTH_TIMEOUT) -> None:

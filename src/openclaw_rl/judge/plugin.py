@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from openclaw_rl.common.progress import record_progress
 from openclaw_rl.judge.reward_model import RewardInput, RewardJudge
 from openclaw_rl.plugins.loader import Plugin, check_call, check_not_async, load_plugin, signature_of
 from openclaw_rl.plugins.source_check import COMPUTE_REWARD, GET_REWARD_MODEL, reward_definition_error
@@ -104,6 +105,7 @@ def _score_one(
     plugin: Plugin, name: str, function: Callable[..., Any], parameters: Sequence[str], question: RewardInput
 ) -> float:
     words = (question.prompt, question.response, question.outcome)
+    record_progress()
     with plugin.convert_errors(name):
         value = function(**dict(zip(parameters, words, strict=True)))
     return _check_reward(plugin, name, value)

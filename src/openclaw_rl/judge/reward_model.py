@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from openclaw_rl.common.message_hash import EphemeralMatcher, visible_text
+from openclaw_rl.common.progress import record_progress
 from openclaw_rl.judge.voting import make_verdict
 from openclaw_rl.settings.load import Config
 from openclaw_rl.types import JudgeInput, Message, Verdict, Vote
@@ -35,6 +36,11 @@ class RewardJudge:
         self._low, self._high = config.judge.reward_low, config.judge.reward_high
         self._is_ephemeral = EphemeralMatcher(config.serve.ephemeral_patterns)
         self._batcher = RewardBatcher(answer)
+
+    @property
+    def is_scoring(self) -> bool:
+        """Whether the model works in this process, where it can hang."""
+        return self._batcher.is_scoring
 
     async def judge(self, item: JudgeInput) -> Verdict:
         """Return the verdict; abstain if nothing answered the reply. Raises what the model raises."""
@@ -65,6 +71,7 @@ class RewardBatcher:
         self._reward_function, self._max_size = answer, most
         self._waiting: list[tuple[RewardInput, asyncio.Future[float]]] = []
         self._task: asyncio.Task[None] | None = None
+        self.is_scoring = False  # the reward function runs in a thread
 
     async def request_reward(self, question: RewardInput) -> float:
         """Return the reward of one input. Raises what the reward function raises for it."""
@@ -83,12 +90,16 @@ class RewardBatcher:
 
     async def _score_batch(self, batch: Sequence[tuple[RewardInput, asyncio.Future[float]]]) -> bool:
         """Score a batch; return False if it failed. A single input gets the exception."""
+        self.is_scoring = True
         try:
             rewards = await asyncio.to_thread(self._reward_function, [question for question, _ in batch])
         except Exception as error:  # noqa: BLE001  a plug-in may raise anything; the caller gets it
             if len(batch) == 1 and not batch[0][1].done():
                 batch[0][1].set_exception(error)
             return False
+        finally:
+            self.is_scoring = False
+            record_progress()
         for (_, future), reward in zip(batch, rewards, strict=True):
             if not future.done():
                 future.set_result(reward)

@@ -7,10 +7,13 @@ import contextlib
 import logging
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from sqlalchemy import Connection
 
-from openclaw_rl.common.worker_loop import HeartbeatTimer
+from openclaw_rl.common import disk_space
+from openclaw_rl.common.progress import progress_count
+from openclaw_rl.common.worker_loop import DiskPause, HeartbeatTimer
 from openclaw_rl.errors import DamagedRow, OpenClawError, StoreError
 from openclaw_rl.judge import plugin, reward_model, user_feedback
 from openclaw_rl.judge.backoff import backoff_delay
@@ -102,7 +105,8 @@ class JudgeQueue:
         self._judged_count = 0
         self._failure_log = FailureLog()
         self._next_probe_at = 0.0
-        self._heartbeat = HeartbeatTimer(self._write_heartbeat)
+        self._heartbeat, self._pause = HeartbeatTimer(self._write_heartbeat), DiskPause()
+        self._seen_progress = progress_count()
         self._attempts = heartbeats.AttemptLog(store, "judge")
         self._deaths: dict[str, int] = {}  # turns on which an earlier worker died (`_attempt_ref`)
 
@@ -111,15 +115,33 @@ class JudgeQueue:
         stopped = asyncio.create_task(stop.wait())
         try:
             while not stop.is_set():
-                await self._heartbeat.write_if_due()
-                await self._read_closed_turns()
-                await self._fill_workers()
-                done, _ = await asyncio.wait(
-                    {stopped, *self._tasks.values()}, timeout=self._poll, return_when=asyncio.FIRST_COMPLETED
-                )
-                await self._save_judged([key for key, task in self._tasks.items() if task in done])
+                if self._has_progressed():
+                    await self._heartbeat.write_if_due(self._pause.problem)
+                try:
+                    await self._run_once(stopped)
+                except StoreError as error:
+                    if (full := disk_space.to_disk_full(error)) is None:
+                        raise
+                    self._may_have_new = True
+                    await self._pause.begin(full, stop, self._heartbeat)
+                else:
+                    self._pause.end()
         finally:
             stopped.cancel()
+
+    async def _run_once(self, stopped: asyncio.Task[Any]) -> None:
+        await self._read_closed_turns()
+        await self._fill_workers()
+        done, _ = await asyncio.wait(
+            {stopped, *self._tasks.values()}, timeout=self._poll, return_when=asyncio.FIRST_COMPLETED
+        )
+        await self._save_judged([key for key, task in self._tasks.items() if task in done])
+
+    def _has_progressed(self) -> bool:
+        """Return whether the judge works; False if its reward model, which runs in this process, may hang."""
+        seen, self._seen_progress = self._seen_progress, progress_count()
+        is_scoring = isinstance(self._judge, reward_model.RewardJudge) and self._judge.is_scoring
+        return not is_scoring or seen != self._seen_progress
 
     async def cancel_tasks(self) -> None:
         """Cancel unfinished tasks: their turns stay CLOSED in the store and are judged after the next start."""
@@ -208,13 +230,15 @@ class JudgeQueue:
 
     async def _save_judged(self, keys: Sequence[TurnKey]) -> None:
         """Save the verdicts of finished tasks in one transaction, which also ends the work on them."""
-        done = {key: self._tasks.pop(key).result() for key in keys}
+        done = {key: self._tasks[key].result() for key in keys}
         if not done:
             return
         verdicts = {key: verdict for key, verdict in done.items() if verdict is not None}
         refs = [_attempt_ref(key) for key in done]
         with self._attempts.interrupted_by(StoreError):
             await asyncio.to_thread(self._save_verdicts, list(verdicts.values()), refs)
+        for key in keys:
+            del self._tasks[key]  # only now: on a full disk the verdicts are saved later
         for ref in refs:
             self._deaths.pop(ref, None)
         for key in verdicts:
@@ -271,7 +295,7 @@ class JudgeQueue:
                     # False: the reaction changed in the meantime; its new revision is read as a separate item.
                     self._judged_count += turns.add_verdict(conn, verdict)
 
-    def _write_heartbeat(self) -> None:
+    def _write_heartbeat(self, problem: str | None) -> None:
         note = f"{self._judged_count} judged" + (f", {len(self._retries)} waiting" if self._retries else "")
         if self._teacher is not None:
             note += f"; {self._teacher.status_note}"
@@ -281,6 +305,8 @@ class JudgeQueue:
         if self._is_judge_down():
             state = heartbeats.PARKED
             note = f"parked, tries again at growing intervals: {note.rstrip('.')}. Check judge.* in the settings"
+        if problem is not None:
+            state, note = heartbeats.PARKED, problem
         heartbeats.write_heartbeat(self._store, "judge", note, state)
 
 

@@ -10,6 +10,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from torch.utils.checkpoint import CheckpointError
 
 from openclaw_rl.common.atomic_files import write_folder
 from openclaw_rl.common.policy_digest import hash_folder
+from openclaw_rl.common.progress import library_call, record_progress
 from openclaw_rl.learner.distributed.world import World
 from openclaw_rl.learner.forward.packing import TokenSequence
 from openclaw_rl.learner.forward.runner import ForwardRunner
@@ -93,6 +95,7 @@ class LocalTrainer:
         if method.uses_hints and train.distill.teacher == "ema":
             rate, bound = train.distill.ema_rate, train.distill.ema_max_kl
             self._ema_teacher = EmaTeacher(self._weights.parameters, rate=rate, bound=bound)
+        self._has_run = False  # a step was begun
         self._scorer = PolicyScorer(self._weights, self._runner, train, self._ema_teacher)
         self.load(folder=None, memory={})
 
@@ -125,8 +128,12 @@ class LocalTrainer:
         def has_stepped() -> bool:
             return self._optimizer.steps_taken != taken
 
+        # The first passes compile, which takes minutes without a sign of progress.
+        first_passes = library_call() if self._runner.may_compile and not self._has_run else nullcontext()
+        self._has_run = True
         try:
-            return memory.retry_on_oom(lambda: self._take_step(samples, out), self._runner, has_stepped)
+            with first_passes:
+                return memory.retry_on_oom(lambda: self._take_step(samples, out), self._runner, has_stepped)
         except CheckpointError:  # recomputation compiled a layer a second time and saved other tensors
             if has_stepped() or not self._runner.disable_compile():
                 raise
@@ -204,7 +211,9 @@ class LocalTrainer:
 
         def backward_micro_batch(group: Sequence[int], weight: float) -> _LossPart:
             loss = self._micro_batch_loss(inputs, [inputs.members[j] for j in group])
+            record_progress()
             (weight * loss.total).backward()  # type: ignore[no-untyped-call]
+            record_progress()
             return _LossPart({"total": loss.total.item()} | dict(loss.parts), dict(loss.counts))
 
         if inputs.batch.reused_forward:

@@ -18,7 +18,7 @@ from aiohttp import web
 from openclaw_rl.common.gateway_address import GatewayAddress, publish_address
 from openclaw_rl.common.worker_loop import run_worker_loop
 from openclaw_rl.engines.registry import connect_engine
-from openclaw_rl.errors import OpenClawError, StoreError
+from openclaw_rl.errors import OpenClawError
 from openclaw_rl.protocols import Engine
 from openclaw_rl.render.model_folder import ModelFiles, compute_identity
 from openclaw_rl.render.renderer import Renderer
@@ -172,7 +172,7 @@ async def _serve_until_stopped(
         with publish_address(config.home_dir, _address(config)):
             await run_worker_loop(
                 lambda: _check_version_manager(gateway),
-                lambda: _write_heartbeat(store, gateway),
+                heartbeats.heartbeat_writer(store, HEARTBEAT_NAME, lambda: _status_note(gateway)),
                 stop,
                 poll=_POLL_SECONDS,
             )
@@ -205,10 +205,6 @@ def _check_version_manager(gateway: Gateway) -> None:
         gateway.version_task.result()
 
 
-def _write_heartbeat(store: Store, gateway: Gateway) -> None:
+def _status_note(gateway: Gateway) -> str:
     versions = gateway.versions
-    note = versions.problem or f"serving version {versions.serving}, {int(gateway.running_replies)} running"
-    try:
-        heartbeats.write_heartbeat(store, HEARTBEAT_NAME, note)
-    except StoreError as error:
-        log.error("the heartbeat cannot be written: %s", error)
+    return versions.problem or f"serving version {versions.serving}, {int(gateway.running_replies)} running"

@@ -11,6 +11,8 @@ from openclaw_rl.render.reply_parser import Delta
 from openclaw_rl.types import FinishReason, Kind, Message, Sampling
 
 MAX_ID_CHARS = 512  # characters of a session, agent or user id
+DISK_FULL = "disk_full"
+"""Error code of a request that cannot be answered, because its reply cannot be recorded."""
 MIN_TEMPERATURE = 0.01
 """Temperatures below this are greedy: dividing logits by less overflows, and the distribution is one token anyway."""
 

@@ -11,9 +11,10 @@ from typing import Any
 
 from aiohttp import web
 
-from openclaw_rl.errors import RequestError, StoreError
+from openclaw_rl.errors import DiskFull, RequestError, StoreError
 from openclaw_rl.serve.auth import ApiKeys
 from openclaw_rl.serve.chat_request import (
+    DISK_FULL,
     ChatRequest,
     FinishedChoice,
     ReplyEnd,
@@ -134,6 +135,8 @@ async def _wait_sent(writing: Awaitable[object]) -> None:
 
 def describe_error(error: Exception, what: str) -> tuple[int, str, str | None, str | None]:
     """Return (status, message, code, param) for the client. `what`: the failed work, for the log."""
+    if isinstance(error, DiskFull):
+        return 503, f"no reply can be recorded now: {error}", DISK_FULL, None
     if isinstance(error, StoreError):
         return 500, str(error), "not_durable", None
     if isinstance(error, (ReplyFailed, RequestError)):

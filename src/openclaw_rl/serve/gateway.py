@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from openclaw_rl.common import message_hash
+from openclaw_rl.common.disk_space import DiskMonitor
 from openclaw_rl.common.logging_metrics import GatewayMetrics
 from openclaw_rl.errors import PromptTooLong, RequestError
 from openclaw_rl.protocols import Engine
@@ -56,7 +57,8 @@ class Gateway:
         self.metrics = GatewayMetrics()
         self.running_replies = 0  # replies in flight
         self.metrics.running.set_function(lambda: self.running_replies)
-        self.writer = GroupCommitWriter(store, self.metrics)
+        self.disk = DiskMonitor(store.path.parent)
+        self.writer = GroupCommitWriter(store, self.metrics, self.disk)
         self.versions = VersionManager(store, engine, cap=config.engine.max_loaded_versions, metrics=self.metrics)
         self.prompt_builder = PromptBuilder(
             renderer,
@@ -73,8 +75,10 @@ class Gateway:
     async def begin_replies(self, ask: ChatRequest, scope: str) -> list[InflightReply]:
         """Begin the request's `n` replies: one prompt and one version for all, and one exchange for each.
 
-        For each reply, the caller iterates `stream_parts` or calls `cancel_unstarted`. Raises `RequestError`.
+        For each reply, the caller iterates `stream_parts` or calls `cancel_unstarted`. Raises `RequestError`, and
+        `DiskFull` if no reply could be recorded.
         """
+        self.disk.check()
         ask = await resolve_previous_response(ask, scope, self.store)
         version, name = await self._acquire_version(ask.model)
         try:
@@ -209,14 +213,16 @@ class Gateway:
         except RecursionError:
             raise grammar_error("nested too deeply", forced) from None
 
-    def spawn_background(self, work: Coroutine[Any, Any, None]) -> None:
+    def spawn_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Start background work that may outlive its request."""
         task = asyncio.get_running_loop().create_task(work)
         self._background_tasks.add(task)
         task.add_done_callback(self._background_tasks.discard)
+        return task
 
     async def close(self) -> None:
-        """Wait for the background work, then close the writer."""
+        """Wait for the background work, then close the writer. Nothing waits for space on a full disk any more."""
+        self.writer.stop_waiting()
         while self._background_tasks:
             await asyncio.gather(*self._background_tasks, return_exceptions=True)
         await asyncio.to_thread(self.writer.close)

@@ -11,16 +11,19 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection
 
+from openclaw_rl.common import disk_space
+from openclaw_rl.common.disk_space import DiskMonitor
 from openclaw_rl.common.logging_metrics import GatewayMetrics
-from openclaw_rl.errors import StoreError
+from openclaw_rl.errors import DiskFull, StoreError
 from openclaw_rl.store import exchanges
 from openclaw_rl.store.db import Store
-from openclaw_rl.types import Feedback, Reply, Request
+from openclaw_rl.types import ExchangeStatus, Feedback, Reply, Request
 
 log = logging.getLogger(__name__)
 
 WriteItem = Request | Reply | Feedback
 MAX_GROUP_ITEMS = 256
+MAX_DISK_WAIT = 10.0  # seconds that a finished reply waits for space on a full disk before its client gets an error
 _QueuedWrite = tuple[WriteItem, asyncio.Future[None]]
 
 
@@ -29,11 +32,18 @@ class GroupCommitWriter:
 
     An item is durable when its future is done; the future gets the store's error if the write fails. If a group
     fails, its items are committed one by one, so that one invalid item does not fail the others.
+
+    On a full disk, admissions and feedback fail at once. The end of a reply is tried again: a finished one for
+    `MAX_DISK_WAIT`, as a client waits for it, any other until there is space.
     """
 
-    def __init__(self, store: Store, metrics: GatewayMetrics) -> None:
+    def __init__(self, store: Store, metrics: GatewayMetrics, disk: DiskMonitor | None = None) -> None:
+        """`disk` learns of writes that failed because the disk is full."""
         self._store = store
         self._metrics = metrics
+        self._disk = disk or DiskMonitor(store.path.parent)
+        self._held: list[tuple[_QueuedWrite, float]] = []  # ends of replies; monotonic seconds until they fail
+        self._may_wait = True
         self._queue: queue.SimpleQueue[list[_QueuedWrite] | None] = queue.SimpleQueue()
         self._pending: list[_QueuedWrite] = []  # from this iteration of the event loop, and items that may wait
         self._flush_scheduled = False
@@ -75,11 +85,26 @@ class GroupCommitWriter:
 
     def _run_thread(self) -> None:
         while not self._closing:
-            if (jobs := self._queue.get()) is None:
-                return
-            self._write_or_split(jobs)
+            try:
+                jobs = self._queue.get(timeout=disk_space.RETRY_SECONDS / 2 if self._held else None)
+            except queue.Empty:
+                jobs = []
+            if jobs is None:
+                break
+            held, self._held = self._held, []
+            for job, deadline in held:
+                self._write_or_split([job], again=True, deadline=deadline)
+            if jobs:
+                self._write_or_split(jobs)
+        for job, _ in self._held:  # the next start marks these exchanges as failed
+            _notify_waiters([job], DiskFull("the disk is full"))
 
-    def _write_or_split(self, jobs: list[_QueuedWrite], *, again: bool = False) -> None:
+    def stop_waiting(self) -> None:
+        """Let writes fail that wait for space on a full disk, because this process ends."""
+        self._may_wait = False
+
+    def _write_or_split(self, jobs: list[_QueuedWrite], *, again: bool = False, deadline: float | None = None) -> None:
+        """Commit `jobs` together, else one by one. `deadline`: until when a job may wait for space on the disk."""
         began = time.perf_counter()
         try:
             self._commit_group(jobs, again=again)
@@ -88,6 +113,12 @@ class GroupCommitWriter:
                 for job in jobs:
                     self._write_or_split([job], again=True)
                 return
+            if isinstance(error, DiskFull):
+                self._disk.record_failure(error)
+                deadline = _disk_deadline(jobs[0][0]) if deadline is None else deadline
+                if self._may_wait and time.monotonic() < deadline:
+                    self._held.append((jobs[0], deadline))
+                    return
             if not isinstance(error, StoreError | KeyError):
                 log.exception("the store rejected an exchange")
             _notify_waiters(jobs, error)
@@ -115,6 +146,13 @@ class GroupCommitWriter:
             self._closing = more is None
             late += more or []
         return late
+
+
+def _disk_deadline(item: WriteItem) -> float:
+    """Return until when a write may wait for space on a full disk, in monotonic seconds."""
+    if not isinstance(item, Reply):
+        return float("-inf")
+    return time.monotonic() + MAX_DISK_WAIT if item.status is ExchangeStatus.DONE else float("inf")
 
 
 def _insert_items(conn: Connection, items: Sequence[WriteItem]) -> None:

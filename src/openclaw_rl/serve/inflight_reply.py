@@ -17,11 +17,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from openclaw_rl.common.logging_metrics import GatewayMetrics
-from openclaw_rl.errors import EngineError, EngineGone, GrammarError, RequestError
+from openclaw_rl.errors import DiskFull, EngineError, EngineGone, GrammarError, RequestError
 from openclaw_rl.protocols import Engine
 from openclaw_rl.render.chat_template import content_text
 from openclaw_rl.render.renderer import Renderer
-from openclaw_rl.serve.chat_request import ChatRequest, ReplyEnd, ReplyFailed, ReplyHeader, StreamPart
+from openclaw_rl.serve.chat_request import DISK_FULL, ChatRequest, ReplyEnd, ReplyFailed, ReplyHeader, StreamPart
 from openclaw_rl.serve.group_commit import GroupCommitWriter
 from openclaw_rl.serve.prompt_builder import BuiltPrompt, PromptBuilder
 from openclaw_rl.serve.reply_accumulator import ReplyAccumulator
@@ -32,6 +32,7 @@ from openclaw_rl.types import Chunk, ExchangeStatus, Generation, Request
 
 log = logging.getLogger(__name__)
 
+MAX_RECORD_WAIT = 2.0  # seconds that the error of a failed reply waits until its end is recorded
 MAX_COMMIT_DELAY = 0.002  # seconds that an admission may wait to share a transaction
 
 
@@ -47,7 +48,7 @@ class ReplyContext(Protocol):
     prompt_builder: PromptBuilder
     running_replies: int
 
-    def spawn_background(self, work: Coroutine[Any, Any, None]) -> None:
+    def spawn_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Start background work that may outlive its request."""
 
 
@@ -189,6 +190,9 @@ class InflightReply:
         """Wait until the request or its reply is durable. Raises `ReplyFailed` if the store refused it."""
         try:
             await asyncio.shield(write)
+        except DiskFull as error:
+            self._settled = write is self._admitted  # else the row exists and is ended once there is space
+            raise ReplyFailed(f"the reply could not be recorded: {error}", status=503, code=DISK_FULL) from error
         except Exception as error:  # of the store or the disk: report it to the client
             self._settled = True  # there is no row to finish
             message = f"the exchange could not be made durable, so it does not count: {error}"
@@ -239,7 +243,8 @@ class InflightReply:
 
     async def _record_failure(self, error: str) -> None:
         if not self._settled:
-            await asyncio.shield(self._record_end(ExchangeStatus.FAILED, error))
+            recorded = self._context.spawn_background(self._record_end(ExchangeStatus.FAILED, error))
+            await asyncio.wait({recorded}, timeout=MAX_RECORD_WAIT)  # on a full disk it is recorded later
 
     async def _record_end(self, status: ExchangeStatus, error: str) -> None:
         """Record an end with a status other than DONE."""
@@ -252,5 +257,7 @@ class InflightReply:
             await self._context.writer.put(
                 self.accumulator.build_reply(status, message, self._version, mark=mark, error=error)
             )
+        except DiskFull as failure:
+            log.warning("exchange %s is not recorded as %s: %s", self._request.id, status.value, failure)
         except Exception as failure:  # no client is waiting any more; the next start marks the exchange FAILED
             log.exception("exchange %s could not be recorded as %s: %s", self._request.id, status.value, failure)

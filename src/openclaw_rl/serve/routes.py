@@ -16,7 +16,7 @@ from aiohttp import web
 
 from openclaw_rl.errors import PromptTooLong, RequestError, StoreError
 from openclaw_rl.serve.auth import ApiKeys
-from openclaw_rl.serve.chat_request import field_error
+from openclaw_rl.serve.chat_request import DISK_FULL, field_error
 from openclaw_rl.serve.completion_handler import CompletionHandler, describe_error
 from openclaw_rl.serve.dialects.openai_responses_input import response_id_of
 from openclaw_rl.serve.dialects.registry import DIALECTS, error_body, prompt_too_long
@@ -54,6 +54,7 @@ _UNSUPPORTED_ROUTES = {
     "/v1/images": "this gateway serves a model that generates text, and it makes no images.",
     "/v1/audio": "this gateway serves a model that reads and writes text, and it has no audio.",
 }
+DISK_FULL_WAIT = 5  # seconds after which a client may try again; there is space again when the owner makes it
 _THUMBS_SCORES = {None: None, "up": 1, "down": -1}
 _feedback_decoder = msgspec.json.Decoder(_FeedbackBody)
 
@@ -103,7 +104,8 @@ class GatewayRoutes:
     ) -> web.Response:
         self._reply_counter(route="error", outcome=str(status)).inc()
         # Without this header, Claude Code sends a request with an unknown key ten times.
-        headers = {"Retry-After": "1"} if status == 503 else {"X-Should-Retry": "false"} if status < 500 else None
+        wait = DISK_FULL_WAIT if code == DISK_FULL else 1
+        headers = {"Retry-After": str(wait)} if status == 503 else {"X-Should-Retry": "false"} if status < 500 else None
         body = error_body(request.path, status, message, param=param, code=code)
         return json_response(body, status=status, headers=headers)
 
@@ -120,6 +122,7 @@ class GatewayRoutes:
         item = _parse_feedback(
             decode_json(_feedback_decoder, await read_body(request, self._gateway.config.serve)), scope
         )
+        self._gateway.disk.check()
         try:
             await self._gateway.writer.put(item)
         except KeyError:
@@ -173,6 +176,9 @@ class GatewayRoutes:
         if keeper is None or keeper.done():
             answers = False
             reasons.append("the version manager has stopped; see the gateway's log for the reason")
+        if (full := self._gateway.disk.problem()) is not None:
+            answers = False
+            reasons.append(str(full))
         reasons += await asyncio.to_thread(_stored_problems, self._gateway.store)
         body = {"ready": answers, "reasons": reasons, "version": versions.serving, "head": versions.head}
         return json_response(to_json(body), status=200 if answers else 503)

@@ -214,7 +214,11 @@ class RunConfig(Section):
         "is 1 second, doubles with each crash, and ends at once when the plug-in changes",
     )
     heartbeat_timeout: float = Field(
-        120.0, ge=3, description="seconds without a heartbeat after which a worker is restarted"
+        120.0,
+        ge=3,
+        description="seconds without progress after which a worker or the engine counts as hung and is restarted. "
+        "Progress is a pass of the trainer, a call of a reward model, an answer of the engine. Raise it if one of "
+        "them takes longer",
     )
     startup_timeout: float = Field(
         1800.0, ge=3, description="the same while a worker starts, until its second heartbeat"

@@ -304,6 +304,14 @@ def damaged_weights(signs: HealthSnapshot) -> Diagnosis | None:
     return Diagnosis(name="damaged weights", evidence="; ".join(signs.damaged_versions), advice=advice)
 
 
+def full_disk(signs: HealthSnapshot) -> Diagnosis | None:
+    """Diagnose a disk without space, on which all stages pause."""
+    if not signs.full_disks:
+        return None
+    advice = "free some space. Requests get a 503 meanwhile; all stages continue by themselves within seconds"
+    return Diagnosis(name="a disk is full", evidence="; ".join(signs.full_disks), advice=advice)
+
+
 def ray_failure(signs: HealthSnapshot) -> Diagnosis | None:
     """Diagnose ranks that Ray did not place."""
     line = _last_matching_line(signs, _RAY_FAILURE)
@@ -311,7 +319,7 @@ def ray_failure(signs: HealthSnapshot) -> Diagnosis | None:
 
 
 DIAGNOSIS_CHECKS: Sequence[DiagnosisCheck] = (
-    *(out_of_memory, judge_behind, trainer_behind, slow_collection, scores_collapsed),
+    *(full_disk, out_of_memory, judge_behind, trainer_behind, slow_collection, scores_collapsed),
     *(judges_disagree, unstable_training, low_learning_rate, lost_history, engine_restarts, stopped_workers),
     *(damaged_weights, ray_failure),
 )

@@ -11,8 +11,10 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from openclaw_rl.common import disk_space
 from openclaw_rl.common.message_hash import message_text
 from openclaw_rl.common.policy_digest import find_damage
+from openclaw_rl.errors import DiskFull
 from openclaw_rl.methods.registry import make_method
 from openclaw_rl.settings.load import Config
 from openclaw_rl.store import heartbeats, policies, turns
@@ -47,6 +49,7 @@ class HealthSnapshot:
     log_lines: Sequence[LogLine]  # of the last hour, oldest first
     steps: Sequence[Mapping[str, Any]]  # newest rows of metrics.jsonl, oldest first
     heartbeat_notes: Mapping[str, str]  # worker -> the note of its last heartbeat
+    full_disks: Sequence[str]  # the folders that the system writes to without space, each with the space that is left
     worker_problems: Sequence[str]  # reason and cure of each worker, without the engine, that is parked or crashes
     verdicts: Sequence[Verdict]  # newest verdicts of the judge, newest first
     empty_reactions: int  # number of these verdicts whose reaction has no text and no feedback
@@ -82,6 +85,7 @@ def take_snapshot(config: Config, conn: Connection, now: float, *, examine: bool
         log_lines=log_lines,
         steps=[line for line in _json_lines(config.logs_dir / METRICS_FILE) if "version" in line][-MAX_ITEMS:],
         heartbeat_notes={beat.name: beat.note for beat in beats},
+        full_disks=find_full_disks(config),
         worker_problems=_find_worker_problems(beats, log_lines, now),
         verdicts=verdicts,
         empty_reactions=sum(_is_empty_reaction(conn, v.turn) for v in verdicts),
@@ -114,6 +118,18 @@ def _unrecorded_damage(conn: Connection) -> list[str]:
     return found
 
 
+def find_full_disks(config: Config) -> list[str]:
+    """Return for each folder that the system writes to on a full disk, why work pauses."""
+    chosen = (config.data.export_dir, config.train.checkpoint.save_dir)
+    problems = []
+    for folder in (config.home_dir, *(Path(path).expanduser() for path in chosen if path)):
+        try:
+            disk_space.require_space(folder)
+        except DiskFull as error:
+            problems.append(str(error))
+    return problems
+
+
 def _find_worker_problems(beats: Sequence[heartbeats.Heartbeat], log_lines: Sequence[LogLine], now: float) -> list[str]:
     """Return a line for each worker that is parked, or that crashed twice and may crash again."""
     crashes: dict[str, list[LogLine]] = {}
@@ -123,9 +139,9 @@ def _find_worker_problems(beats: Sequence[heartbeats.Heartbeat], log_lines: Sequ
     problems = {
         worker: f"{len(lines)} crashes in the last hour: {lines[-1].message}"
         for worker, lines in crashes.items()
-        if len(lines) > 1 and now - lines[-1].at < _CRASH_INTERVAL
+        if len(lines) > 1 and abs(now - lines[-1].at) < _CRASH_INTERVAL
     }
-    parked = [beat for beat in beats if beat.state == heartbeats.PARKED and now - beat.at <= LOG_WINDOW]
+    parked = [beat for beat in beats if beat.state == heartbeats.PARKED and abs(now - beat.at) <= LOG_WINDOW]
     problems |= {beat.name: f"{beat.name} {beat.note}" for beat in parked}
     problems.pop("engine", None)  # it has a diagnosis of its own
     return list(problems.values())
@@ -157,7 +173,7 @@ def _recent_log_lines(logs: Path, now: float) -> list[LogLine]:
         LogLine(file=path.name, message=str(line["message"]), at=float(line["at"]))
         for path in sorted(logs.glob("*.log"))
         for line in _json_lines(path)
-        if "message" in line and isinstance(line.get("at"), int | float) and now - line["at"] <= LOG_WINDOW
+        if "message" in line and isinstance(line.get("at"), int | float) and abs(now - line["at"]) <= LOG_WINDOW
     ]
     return sorted(found, key=lambda line: line.at)
 

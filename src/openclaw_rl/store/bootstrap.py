@@ -15,8 +15,8 @@ from pathlib import Path
 
 from sqlalchemy.exc import DBAPIError
 
-from openclaw_rl.common import gateway_address
-from openclaw_rl.errors import StoreError
+from openclaw_rl.common import disk_space, gateway_address
+from openclaw_rl.errors import DiskFull, StoreError
 from openclaw_rl.store.migrations import MIGRATIONS, Migration
 
 BUSY_TIMEOUT = 10.0
@@ -26,7 +26,6 @@ POLICIES_FOLDER = "policies"
 _FOLDER_NAME = re.compile(r"(\d{6,})-[0-9a-f]{8}")
 _LOG_CHECKS = 4
 _MESSAGES = {
-    sqlite3.SQLITE_FULL: "the disk (or its quota) is full, so nothing was written. Free some space; no data is lost.",
     sqlite3.SQLITE_CORRUPT: "the file is damaged. Stop everything, keep a copy, and restore a backup "
     "(or save what can be read with `sqlite3 FILE .recover`).",
     sqlite3.SQLITE_NOTADB: "this is not a SQLite file, or its beginning was overwritten. "
@@ -39,6 +38,10 @@ _MESSAGES = {
     sqlite3.SQLITE_BUSY: "another process has held the write lock for too long. Look for a suspended or frozen process "
     "that has the store open.",
 }
+
+
+_FULL_DISK_CODES = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
+"""What SQLite reports instead of `SQLITE_FULL` for a quota, and for its index of the write-ahead log."""
 
 
 def prepare_store(path: Path, *, create: bool, migrations: Sequence[Migration] = MIGRATIONS) -> None:
@@ -235,10 +238,17 @@ def damaged_error(path: Path, reason: str) -> StoreError:
 
 def to_store_error(path: Path, error: BaseException | None) -> StoreError | None:
     """Return the `StoreError` for an error of file or disk; None for any other (an error in our statements)."""
-    code = getattr(error, "sqlite_errorcode", None)
+    if (code := getattr(error, "sqlite_errorcode", None)) is None:
+        return None
     if code == sqlite3.SQLITE_ERROR and str(error).startswith(("no such table", "no such column")):
         return damaged_error(path, str(error))
-    words = _MESSAGES.get(code & 0xFF) if code is not None else None
+    code &= 0xFF
+    if code == sqlite3.SQLITE_FULL or (code in _FULL_DISK_CODES and disk_space.is_full(path.parent)):
+        return DiskFull(
+            f"store {path}: the disk (or its quota) is full, so nothing was written. Free some space; no data is lost. "
+            f"(SQLite: {error})"
+        )
+    words = _MESSAGES.get(code)
     return StoreError(f"store {path}: {words} (SQLite: {error})") if words else None
 
 

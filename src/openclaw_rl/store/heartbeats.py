@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -38,8 +38,11 @@ class Heartbeat:
     note: str  # current activity, as text; if PARKED, the reason and the cure
 
     def is_alive(self, now: float, stale: float = TIMEOUT) -> bool:
-        """Return whether the heartbeat is younger than `stale` seconds or, while starting, the process exists."""
-        return now - self.at < stale or (self.state == STARTING and process_exists(self.pid))
+        """Return whether the heartbeat is younger than `stale` seconds or, while starting, the process exists.
+
+        A heartbeat from the future was written before the clock was set back, so it is not young.
+        """
+        return abs(now - self.at) < stale or (self.state == STARTING and process_exists(self.pid))
 
 
 def write_heartbeat(store: Store, name: str, note: str = "", state: str = RUNNING, pid: int | None = None) -> None:
@@ -48,6 +51,15 @@ def write_heartbeat(store: Store, name: str, note: str = "", state: str = RUNNIN
         conn.execute(
             _upsert, {"name": name, "pid": pid or os.getpid(), "at": time.time(), "state": state, "note": note}
         )
+
+
+def heartbeat_writer(store: Store, name: str, note: Callable[[], str]) -> Callable[[str | None], None]:
+    """Return a function that writes the heartbeats of a loop; its argument is why the loop pauses, or None."""
+
+    def write(problem: str | None) -> None:
+        write_heartbeat(store, name, problem or note(), RUNNING if problem is None else PARKED)
+
+    return write
 
 
 def read_heartbeats(conn: Connection) -> list[Heartbeat]:
@@ -80,24 +92,35 @@ class AttemptLog:
 
     def __init__(self, store: Store, stage: str) -> None:
         self._store, self._stage = store, stage
+        # Rows that this process began, with their deaths before: it has not died on them, even if a full disk kept
+        # their notes in the store.
+        self._begun: dict[str, int] = {}
+        self._ended: dict[str, int] = {}  # of these, the rows that ended in the newest transaction
 
     def begin(self, refs: Collection[str]) -> dict[str, int]:
         """Note that the work on these rows begins. Return how often a worker died on each of them, if it did."""
-        with self._store.write(durable=False) as conn:
-            before = self._counts(conn)
-            conn.execute(_begin_attempt, [{"stage": self._stage, "ref": ref, "count": 1} for ref in refs])
-        return {ref: before[ref] for ref in refs if ref in before}
+        if fresh := [ref for ref in refs if ref not in self._begun]:
+            with self._store.write(durable=False) as conn:
+                before = self._counts(conn)
+                conn.execute(_begin_attempt, [{"stage": self._stage, "ref": ref, "count": 1} for ref in fresh])
+            self._begun |= {ref: before.get(ref, 0) for ref in fresh}
+        return {ref: deaths for ref in refs if (deaths := self._begun[ref])}
 
     def end(self, conn: Connection, refs: Collection[str] | None = None, *, success: bool = True) -> None:
         """Remove the notes of these rows (None: all), in the transaction of the result."""
+        self._ended = {ref: self._begun.pop(ref) for ref in list(self._begun) if refs is None or ref in refs}
         named = attempts.c.ref != _SET_ASIDE_REF if refs is None else attempts.c.ref.in_(list(refs))
         rows = named | (attempts.c.ref == _SET_ASIDE_REF) if success else named
         conn.execute(delete(attempts).where(attempts.c.stage == self._stage, rows))
 
     def forget(self, refs: Collection[str] | None = None) -> None:
         """Remove the notes of these rows (None: all): the work was interrupted by something else, such as a stop."""
-        with self._store.write(durable=False) as conn:
-            self.end(conn, refs, success=False)
+        try:
+            with self._store.write(durable=False) as conn:
+                self.end(conn, refs, success=False)
+        except StoreError:
+            self._begun |= self._ended
+            raise
 
     @contextmanager
     def interrupted_by(self, *errors: type[Exception]) -> Iterator[None]:
@@ -105,6 +128,7 @@ class AttemptLog:
         try:
             yield
         except errors:
+            self._begun |= self._ended
             with contextlib.suppress(StoreError):
                 self.forget()
             raise
@@ -112,7 +136,8 @@ class AttemptLog:
     def deaths(self) -> dict[str, int]:
         """Return how often a worker died on each row whose work has not ended since."""
         with self._store.read() as conn:
-            return {ref: count for ref, count in self._counts(conn).items() if ref != _SET_ASIDE_REF}
+            counts = {ref: count for ref, count in self._counts(conn).items() if ref != _SET_ASIDE_REF} | self._begun
+        return {ref: count for ref, count in counts.items() if count}
 
     def give_up(self, conn: Connection, ref: str, deaths: int) -> str | None:
         """Return why a row is to be set aside; None if workers died on it less than twice, or if it is not the cause.
@@ -121,6 +146,7 @@ class AttemptLog:
         """
         if deaths < MAX_DEATHS or self._counts(conn).get(_SET_ASIDE_REF, 0) >= MAX_SET_ASIDE:
             return None
+        self._begun.pop(ref, None)
         conn.execute(delete(attempts).where(attempts.c.stage == self._stage, attempts.c.ref == ref))
         conn.execute(_begin_attempt, {"stage": self._stage, "ref": _SET_ASIDE_REF, "count": 1})
         return f"set aside: the {self._stage} worker died {deaths} times while it worked on it"

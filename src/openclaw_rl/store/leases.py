@@ -1,4 +1,7 @@
-"""Leases: the exclusive right to a job, with an epoch that fences off earlier holders."""
+"""Leases: the exclusive right to a job, with an epoch that fences off earlier holders.
+
+`now` and `expires_at` are seconds by the clock that the holders share, which need not be the wall clock.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from sqlalchemy import Connection, Row, bindparam, select, update
 from sqlalchemy.dialects.sqlite import insert
 
 from openclaw_rl.errors import StaleLease
-from openclaw_rl.store.rows import to_row
+from openclaw_rl.store.rows import from_row, to_row
 from openclaw_rl.store.schema import leases
 from openclaw_rl.types import Lease
 
@@ -33,6 +36,12 @@ def acquire(conn: Connection, name: str, holder: str, ttl: float, now: float) ->
     lease = Lease(name=name, holder=holder, epoch=row.epoch + 1 if row else 1, expires_at=now + ttl)
     conn.execute(_upsert, to_row(leases, lease))
     return lease
+
+
+def get(conn: Connection, name: str) -> Lease | None:
+    """Return the lease as it is in the store, valid or not."""
+    row = _lease_row(conn, name)
+    return None if row is None else from_row(Lease, row)
 
 
 def check(conn: Connection, lease: Lease, now: float) -> None:

@@ -116,13 +116,17 @@ def versions_with_turn(conn: Connection, turn: str) -> list[int]:
     return list(conn.execute(select(t.uses.c.policy).where(t.uses.c.turn == turn).order_by(t.uses.c.policy)).scalars())
 
 
-def publish(conn: Connection, lease: Lease, policy: Policy, uses: Sequence[Use], now: float) -> None:
+def publish(
+    conn: Connection, lease: Lease, policy: Policy, uses: Sequence[Use], now: float, *, lease_now: float | None = None
+) -> None:
     """Insert the policy as LIVE with its uses, move the head to it, and append the event "policy.live".
 
-    Raises `StaleLease` if the lease is lost or expired at `now`, or if the head is no longer the policy's parent;
+    `now`: seconds since the epoch; `lease_now`: by the clock of the lease, default `now`.
+
+    Raises `StaleLease` if the lease is lost or expired, or if the head is no longer the policy's parent;
     `ValueError` for a use of another policy, or a use number that is not the turn's next.
     """
-    leases.check(conn, lease, now)
+    leases.check(conn, lease, now if lease_now is None else lease_now)
     current = head(conn).version
     if current != policy.parent:
         raise StaleLease(f"policy {policy.version} has parent {policy.parent}, but the head is now {current}.")
@@ -132,12 +136,14 @@ def publish(conn: Connection, lease: Lease, policy: Policy, uses: Sequence[Use],
     events.append(conn, "policy.live", str(policy.version), data, now)
 
 
-def reject(conn: Connection, lease: Lease, policy: Policy, uses: Sequence[Use], now: float) -> None:
+def reject(
+    conn: Connection, lease: Lease, policy: Policy, uses: Sequence[Use], now: float, *, lease_now: float | None = None
+) -> None:
     """Insert the candidate as REJECTED with its reason and uses, and append "policy.rejected"; the head stays.
 
-    Raises the same errors as `publish`, except for a moved head.
+    Arguments and errors are those of `publish`, except for a moved head.
     """
-    leases.check(conn, lease, now)
+    leases.check(conn, lease, now if lease_now is None else lease_now)
     _insert_with_uses(conn, policy, uses, PolicyState.REJECTED)
     events.append(conn, "policy.rejected", str(policy.version), {"reason": policy.reason}, now)
 

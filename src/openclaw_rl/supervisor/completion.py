@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Sequence
+
+from sqlalchemy import Connection
 
 from openclaw_rl.settings.load import Config
 from openclaw_rl.store import events, heartbeats, policies, turns
@@ -61,7 +62,8 @@ class CompletionChecker:
 
     def __init__(self, config: Config, store: Store) -> None:
         self._config, self._store = config, store
-        self._started_at = time.time()
+        with store.read() as conn:
+            self._earlier_beat = _trainer_beat(conn)  # of an earlier run
         self._ends_when_idle = bool(config.train.exit_when_done or (config.data.path and not config.data.watch_dir))
         self._idle_checks, self._last_event = 0, -1
 
@@ -71,14 +73,18 @@ class CompletionChecker:
             if policies.get(conn, 0) is None:
                 return None
             head, seen, waiting = policies.head(conn), events.last_seq(conn), bool(turns.closed_turns(conn, 1))
-            beat = next((b for b in heartbeats.read_heartbeats(conn) if b.name == "train"), None)
+            beat = _trainer_beat(conn)
         if is_last_version(head, self._config.train):
             return f"train.max_steps {self._config.train.max_steps} is reached; version {head.version} is the last"
         if not self._ends_when_idle or beat is None:
             return None
-        idle = not waiting and beat.at > self._started_at and beat.note.startswith(WAITING_PREFIX)
+        idle = not waiting and beat != self._earlier_beat and beat.note.startswith(WAITING_PREFIX)
         idle = idle and seen == self._last_event and is_import_done(self._config, self._store)
         self._idle_checks, self._last_event = self._idle_checks + 1 if idle else 0, seen
         if self._idle_checks < IDLE_CHECKS:
             return None
         return f"nothing is left to import, judge or train on ({beat.note}); version {head.version} is the last"
+
+
+def _trainer_beat(conn: Connection) -> heartbeats.Heartbeat | None:
+    return next((beat for beat in heartbeats.read_heartbeats(conn) if beat.name == "train"), None)

@@ -20,10 +20,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import uvloop
 
+from openclaw_rl.common import disk_space
 from openclaw_rl.common.atomic_files import ensure_folder
 from openclaw_rl.common.gateway_address import running_address
 from openclaw_rl.common.logging_metrics import setup_logging
-from openclaw_rl.common.worker_loop import stop_on_signals, wait_or_stop
+from openclaw_rl.common.worker_loop import repeat_while_disk_full, stop_on_signals, wait_or_stop
 from openclaw_rl.engines import registry
 from openclaw_rl.errors import OpenClawError, StoreError
 from openclaw_rl.judge import local_model as own
@@ -32,6 +33,7 @@ from openclaw_rl.settings.load import Config
 from openclaw_rl.store import heartbeats
 from openclaw_rl.store.db import Store
 from openclaw_rl.supervisor import completion
+from openclaw_rl.supervisor.engine_probe import EngineProbe
 from openclaw_rl.supervisor.heartbeat_monitor import CHECK_INTERVAL
 from openclaw_rl.supervisor.worker_process import WorkerProcess
 from openclaw_rl.train import resume
@@ -84,7 +86,7 @@ async def _run_async_worker(name: str, config: Config) -> None:
         from openclaw_rl.trajectories.sync_worker import run
     else:
         from openclaw_rl.train.worker import run
-    await run(config, stop=stop)
+    await repeat_while_disk_full(lambda: run(config, stop=stop), stop)
 
 
 def with_required_workers(config: Config, workers: Sequence[str]) -> tuple[str, ...]:
@@ -113,6 +115,7 @@ class Supervisor:
     def __init__(self, config: Config, workers: Sequence[str] = WORKERS, *, echo: bool = True) -> None:
         self._config, self._worker_names = config, tuple(workers)
         self._workers = [WorkerProcess(name, config) for name in workers]
+        self._probes = {n: EngineProbe(make(config)) for n, make in ENGINE_WORKERS.items() if n in workers}
         # Serving outlives the other stages. Without a gateway, the caller waits for the result of these workers.
         is_serving = "gateway" in workers or config.train.launch.node_rank > 0
         self._required = SERVING_WORKERS if is_serving else self._worker_names
@@ -128,7 +131,8 @@ class Supervisor:
         keepers = [asyncio.create_task(self._keep_running(c, stop), name=f"keep-{c.name}") for c in self._workers]
         beat = asyncio.create_task(self._heartbeat_loop(stop), name="supervisor-beat")
         stopped = asyncio.create_task(stop.wait(), name="supervisor-stop")
-        tasks = [*keepers, beat, stopped]
+        probes = [asyncio.create_task(p.run(stop), name=f"probe-{name}") for name, p in self._probes.items()]
+        tasks = [*keepers, beat, stopped, *probes]
         if completion.ends_by_itself(self._config, self._worker_names):
             tasks.append(asyncio.create_task(completion.stop_when_finished(self._config, stop)))
         try:
@@ -183,15 +187,24 @@ class Supervisor:
         )
 
     async def _heartbeat_loop(self, stop: asyncio.Event) -> None:
+        await repeat_while_disk_full(lambda: self._check_heartbeats(stop), stop)
+
+    async def _check_heartbeats(self, stop: asyncio.Event) -> None:
         store = await asyncio.to_thread(Store.open, self._config.store_path)
+        was_skipped = False
         while not stop.is_set():
             try:
                 await asyncio.to_thread(self._write_heartbeats, store)
                 beats = await asyncio.to_thread(_read_heartbeats, store)
+                # On a full disk the workers write no heartbeats.
+                await asyncio.to_thread(disk_space.require_space, self._config.home_dir)
                 self._kill_hung(beats)
                 self._replace_mended(beats)
             except StoreError as error:  # the disk may be full or busy for a moment, and the workers continue
-                log.warning("the supervisor's heartbeat was not written: %s", error)
+                log.log(logging.DEBUG if was_skipped else logging.WARNING, "the heartbeats are not checked: %s", error)
+                was_skipped = True
+            else:
+                was_skipped = False
             await asyncio.sleep(CHECK_INTERVAL)
 
     def _write_heartbeats(self, store: Store) -> None:
@@ -200,18 +213,23 @@ class Supervisor:
         state = heartbeats.DEGRADED if is_degraded else heartbeats.RUNNING
         heartbeats.write_heartbeat(store, "supervisor", self.health_note(), state)
         for child in self._workers:
-            if child.name in ENGINE_WORKERS and (pid := child.pid):
-                heartbeats.write_heartbeat(store, child.name, self._config.engine.backend, pid=pid)
+            if (probe := self._probes.get(child.name)) is not None and (pid := child.pid):
+                if found := probe.worker_state(child.started_at, child.monitor.silence_limit):
+                    state, note = found
+                    heartbeats.write_heartbeat(store, child.name, note, state, pid=pid)
             elif child.is_parked():
                 heartbeats.write_heartbeat(store, child.name, child.parked_note(), heartbeats.PARKED, child.last_pid)
 
     def _kill_hung(self, beats: Mapping[str, heartbeats.Heartbeat]) -> None:
         """Kill hung workers; their restart tasks start them again. Called only if heartbeats can be written at all."""
         for child in self._workers:
-            pid, beat = child.pid, beats.get(child.name)
-            if pid is None or child.name in ENGINE_WORKERS:  # the supervisor writes their heartbeat
+            pid, beat, probe = child.pid, beats.get(child.name), self._probes.get(child.name)
+            if pid is None or (probe is not None and probe.is_foreign):
                 continue
-            at, own = (beat.at, beat.pid == pid) if beat is not None else (None, False)
+            if probe is not None:  # the supervisor writes the heartbeat of this worker
+                at, own = probe.answer_since(child.started_at), True
+            else:
+                at, own = (beat.at, beat.pid == pid) if beat is not None else (None, False)
             if child.monitor.record_check(at, time.monotonic(), own=own) and child.process is not None:
                 log.warning("%s has sent no heartbeat for %g s: killing it", child.name, child.monitor.silence_limit)
                 with contextlib.suppress(ProcessLookupError):

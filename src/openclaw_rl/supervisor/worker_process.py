@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import sys
@@ -37,7 +38,7 @@ class WorkerProcess:
         self.monitor, self.output, self.crashes = self._new_monitor(), WorkerOutput(), CrashHistory()
         self.is_replaced = False  # the supervisor ended the process because a file that it loads has changed
         self.restart_at = 0.0  # monotonic seconds; when a crashed worker is started again
-        self._started_at = 0.0  # monotonic seconds
+        self.started_at = 0.0  # monotonic seconds
         self._files_state = loaded_files_state(config, name)
 
     def _new_monitor(self) -> HeartbeatMonitor:
@@ -70,7 +71,7 @@ class WorkerProcess:
             self.crashes = CrashHistory()
         self._files_state = loaded_files_state(self._config, self.name)
         self.monitor, self.output, self.is_replaced = self._new_monitor(), WorkerOutput(), False
-        self._started_at = time.monotonic()
+        self.started_at = time.monotonic()
         self.process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "openclaw_rl", "worker", self.name, f"--with-parent={os.getpid()}"),
             env=settings.to_environment(self._config, self.name),
@@ -93,7 +94,8 @@ class WorkerProcess:
             line = click.unstyle(raw.decode(errors="replace")).rstrip()
             self.output.add_line(line)
             if echo:
-                sys.stderr.write(f"{self.name:>8} | {to_printable(line)}\n")
+                with contextlib.suppress(OSError):  # it may be a file on a full disk
+                    sys.stderr.write(f"{self.name:>8} | {to_printable(line)}\n")
 
     def record_crash(self, code: int, delays: tuple[float, float]) -> float:
         """Record the end of the process, and return the seconds until the next start. `delays`: first and longest."""
@@ -111,7 +113,7 @@ class WorkerProcess:
 
     @property
     def _has_recovered(self) -> bool:
-        return time.monotonic() - self._started_at >= RECOVERY_SECONDS
+        return time.monotonic() - self.started_at >= RECOVERY_SECONDS
 
     def has_crashed(self) -> bool:
         """Return whether the worker crashed, and neither ran for `RECOVERY_SECONDS` since nor has other files now."""

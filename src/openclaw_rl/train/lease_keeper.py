@@ -2,18 +2,21 @@
 
 A suspended process renews nothing. If it resumes after its lease has expired, the lease is lost and is not renewed,
 because another trainer may have worked since. The holder must then start over.
+
+Leases expire by the time since the boot of the machine, so the wall clock may jump. The lease of another boot or
+machine, whose clock cannot be compared, is free once it has not been renewed for a whole lifetime.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import socket
 import threading
 import time
 import uuid
 from collections.abc import Callable
 
+from openclaw_rl.common import steady_clock
 from openclaw_rl.errors import StaleLease, StoreError
 from openclaw_rl.store import leases
 from openclaw_rl.store.db import Store
@@ -25,12 +28,15 @@ TRAINER_LEASE = "trainer"
 
 
 class LeaseKeeper:
-    """Acquires and renews `TRAINER_LEASE`. `ttl` is in seconds; `clock` returns seconds since the epoch."""
+    """Acquires and renews `TRAINER_LEASE`. `ttl` is in seconds; `clock` returns seconds and must not jump."""
 
-    def __init__(self, store: Store, *, ttl: float, clock: Callable[[], float] = time.time) -> None:
-        self._store, self._ttl, self._clock = store, ttl, clock
-        self._holder = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:6]}"
+    def __init__(self, store: Store, *, ttl: float, clock: Callable[[], float] = steady_clock.boot_seconds) -> None:
+        self._store, self._ttl, self.clock = store, ttl, clock
+        self._holder = f"{steady_clock.boot_name()}:{os.getpid()}:{uuid.uuid4().hex[:6]}"
         self._lease: Lease | None = None
+        self._seen: tuple[Lease, float] | None = None  # the lease of another holder, and since when it is unchanged
+        self.acquired_at = 0.0
+        """When the current lease was acquired, in seconds since the epoch."""
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._renew_loop, name=f"lease-{TRAINER_LEASE}", daemon=True)
@@ -40,7 +46,7 @@ class LeaseKeeper:
     def current_lease(self) -> Lease | None:
         """The current lease, or None if it was never acquired or is lost."""
         with self._lock:
-            if self._lease is not None and self._clock() >= self._lease.expires_at:
+            if self._lease is not None and self.clock() >= self._lease.expires_at:
                 log.warning("the trainer's lease expired while this process was suspended or the store was busy")
                 self._lease = None
             return self._lease
@@ -50,10 +56,34 @@ class LeaseKeeper:
         if (held := self.current_lease) is not None:
             return held
         with self._store.write() as conn:
-            lease = leases.acquire(conn, TRAINER_LEASE, self._holder, self._ttl, self._clock())
+            found = leases.get(conn, TRAINER_LEASE)
+            if found is not None and not self._is_free(found):
+                return None
+            if found is not None:
+                leases.release(conn, found)
+            lease = leases.acquire(conn, TRAINER_LEASE, self._holder, self._ttl, self.clock())
+        self.acquired_at = time.time()
         with self._lock:
             self._lease = lease
         return lease
+
+    def _is_free(self, found: Lease) -> bool:
+        """Return whether a lease in the store is released, expired, or not renewed for so long that its holder died."""
+        if found.expires_at <= 0 or found.holder == self._holder:
+            return True
+        now, boot = self.clock(), found.holder.split(":")[0]
+        if boot == steady_clock.boot_name() and found.expires_at <= now:
+            return True
+        if self._seen is None or self._seen[0] != found:
+            self._seen = found, now
+            log.info("%s holds the trainer's lease; it is free if it is not renewed for %g s", found.holder, self._ttl)
+        return now - self._seen[1] >= self._ttl
+
+    def waiting_note(self) -> str:
+        """Return why `acquire` returned None, and how long that may last."""
+        holder = f" ({self._seen[0].holder})" if self._seen is not None else ""
+        held = f"another trainer{holder} holds the lease"
+        return f"waiting: {held}; it is taken over if it is not renewed for {self._ttl:g} s"
 
     def renew_now(self) -> None:
         """Renew the lease in the store now; forget it if the store says that it is lost."""
@@ -61,7 +91,7 @@ class LeaseKeeper:
             return
         try:
             with self._store.write(durable=False) as conn:
-                renewed = leases.renew(conn, lease, self._ttl, self._clock())
+                renewed = leases.renew(conn, lease, self._ttl, self.clock())
         except StaleLease:
             self._replace_lease(lease, None)
         else:
@@ -72,8 +102,11 @@ class LeaseKeeper:
         self._closed.set()
         self._thread.join()
         if (lease := self.current_lease) is not None:
-            with self._store.write() as conn:
-                leases.release(conn, lease)
+            try:
+                with self._store.write() as conn:
+                    leases.release(conn, lease)
+            except StoreError as error:  # the next trainer waits until it expires
+                log.warning("the trainer's lease could not be released: %s", error)
             self._replace_lease(lease, None)
 
     def _renew_loop(self) -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from sqlalchemy import Connection
 
-from openclaw_rl.errors import DamagedRow, OpenClawError, StaleLease, StoreError, TooLarge
+from openclaw_rl.common import disk_space, steady_clock
+from openclaw_rl.errors import DamagedRow, DiskFull, OpenClawError, StaleLease, StoreError, TooLarge
 from openclaw_rl.methods.types import Sample, StepResult
 from openclaw_rl.protocols import Trainer
 from openclaw_rl.settings.load import TrainConfig
@@ -55,8 +56,12 @@ class TrainLoop:
         saver: CheckpointWriter | None = None,
         eval_every: int | None = None,
         clock: Callable[[], float] = time.time,
+        lease_clock: Callable[[], float] = steady_clock.boot_seconds,
     ) -> None:
-        """`engine`: name of the engine that samples; part of the names of metrics that compare it with the trainer."""
+        """`engine`: name of the engine that samples; part of the names of metrics that compare it with the trainer.
+
+        `lease_clock`: seconds by a clock that does not jump.
+        """
         self._engine, self._tracker, self._checkpoint_writer, self._eval_every = engine, tracker, saver, eval_every
         self._store, self._trainer, self._builder, self._train = store, trainer, builder, train
         self._replays = ReplaySelector(store, builder, train)
@@ -71,9 +76,10 @@ class TrainLoop:
         self._consecutive_failures = 0  # turns tried alone that failed in a row, also before a restart
         self._newest_metrics: deque[Mapping[str, float]] = deque(maxlen=CHECKED_STEPS)
         self._low_rate_logged = False
+        self._oldest_turn: tuple[str, float] | None = None  # first turn of the queue, and since when (lease clock)
         self.note = "starting"
         self._attempts = heartbeats.AttemptLog(store, "train")
-        self._keeper = LeaseKeeper(store, ttl=train.safety.lease_ttl, clock=clock)
+        self._keeper = LeaseKeeper(store, ttl=train.safety.lease_ttl, clock=lease_clock)
 
     def forget_attempts(self) -> None:
         """Forget what is being trained on: the end of this process, which is due, is not the fault of the batch."""
@@ -88,10 +94,19 @@ class TrainLoop:
         """Run one iteration with at most one step. Return False if there was nothing to do.
 
         Raises `OpenClawError` if `MAX_CONSECUTIVE_FAILURES` turns fail one by one; the last of them stays in the queue.
+        Raises `DiskFull`, with nothing published, while a disk is full.
         """
+        try:
+            with disk_space.raise_disk_full():
+                return self._run_iteration()
+        except DiskFull:
+            self._cleaned_epoch = None  # the interrupted step may have left a folder, or no line in the metrics
+            raise
+
+    def _run_iteration(self) -> bool:
         lease = self._keeper.acquire()
         if lease is None:
-            self.note = "waiting: another trainer holds the lease"
+            self.note = self._keeper.waiting_note()
             return False
         try:
             if lease.epoch != self._cleaned_epoch:
@@ -132,7 +147,7 @@ class TrainLoop:
             rows = policies.list_all(conn)
             last = [use.turn for use in policies.uses_of_version(conn, rows[-1].version)]
             self._consecutive_failures = batch_bisection.count_failed_alone(conn, rows)
-        policy_folders.remove_orphans(self._root, rows, before=lease.expires_at - self._train.safety.lease_ttl)
+        policy_folders.remove_orphans(self._root, rows, before=self._keeper.acquired_at)
         self._thinner.thin_versions(self._clock())
         self._cleaned_epoch = lease.epoch
         if self._checkpoint_writer is not None:  # the trainer may have died right after it published
@@ -162,15 +177,21 @@ class TrainLoop:
                 _mark_untrainable(conn, {alone: why})
             policy = _failed_version(policies.head(conn), policies.next_version(conn), words, self._clock())
             uses = training_queue.next_uses(conn, policy.version, deaths)
-            policies.reject(conn, lease, policy, uses, self._clock())
+            policies.reject(conn, lease, policy, uses, self._clock(), lease_now=self._keeper.clock())
             self._attempts.end(conn, success=False)
         log.error("version %d: %s", policy.version, words)
 
     def _is_batch_ready(self, items: Sequence[JudgedTurn], usable: int) -> bool:
         if usable == 0 or self._is_bisecting:
             return usable > 0
-        waited = self._clock() - min(item.verdict.at for item in items)
+        waited = max(self._clock() - min(item.verdict.at for item in items), self._seconds_in_queue(items[0].turn.id))
         return usable >= self._train.batch.min_step_turns or waited >= self._train.batch.max_wait
+
+    def _seconds_in_queue(self, oldest: str) -> float:
+        """Return for how long this turn has been the first of the queue; a clock may have stamped it hours ahead."""
+        if self._oldest_turn is None or self._oldest_turn[0] != oldest:
+            self._oldest_turn = oldest, self._keeper.clock()
+        return self._keeper.clock() - self._oldest_turn[1]
 
     def _train_batch(self, head: Policy, items: Sequence[JudgedTurn]) -> bool:
         self.note = "making a batch"
@@ -188,6 +209,7 @@ class TrainLoop:
         self._drop_counts.update(batch.dropped_counts)
         if not self._is_batch_ready([i for i in items if i.turn.id not in batch.dropped] or items, len(batch.samples)):
             return bool(batch.dropped)
+        disk_space.require_space(self._root, policy_folders.folder_bytes(head.path))
         if self._loaded_version != head.version:
             if damage := self._monitor.examine(head):
                 self.note = f"version {head.version} is damaged: {damage}"
@@ -202,7 +224,7 @@ class TrainLoop:
         self._loaded_version = None  # until the result of the step is known
         self._attempts.begin([s.turn for s in samples])
         try:
-            with self._attempts.interrupted_by(OpenClawError, OSError, ValueError):
+            with self._attempts.interrupted_by(OpenClawError, OSError, ValueError), disk_space.raise_disk_full():
                 result = self._trainer.step(samples, str(policy_folders.new_folder(self._root, version)))
         except batch_bisection.BATCH_ERRORS as error:
             self._record_failure(head, version, samples, earlier, error)
@@ -260,7 +282,7 @@ class TrainLoop:
         policy = _failed_version(head, version, words, self._clock())
         uses = make_uses(version, samples, earlier)
         with self._store.write() as conn:
-            policies.reject(conn, self._require_lease(), policy, uses, self._clock())
+            policies.reject(conn, self._require_lease(), policy, uses, self._clock(), lease_now=self._keeper.clock())
             _mark_untrainable(conn, {samples[0].turn: words} if alone else {})
 
     def _publish_or_reject(self, step: StepOutcome, counts: Mapping[str, int]) -> None:
@@ -275,7 +297,7 @@ class TrainLoop:
         lease = self._require_lease()
         record = policies.reject if reason else policies.publish
         with self._store.write() as conn:
-            record(conn, lease, policy, uses, self._clock())
+            record(conn, lease, policy, uses, self._clock(), lease_now=self._keeper.clock())
             _mark_untrainable(conn, step.untrainable_turns(reason))
         self._replays.mark_unfit(s.turn for s in step.left_out if s.replay)
         self._drop_counts.clear()
@@ -325,7 +347,7 @@ class TrainLoop:
 
     def _drop_turns(self, reasons: Mapping[str, str]) -> None:
         with self._store.write() as conn:
-            leases.check(conn, self._require_lease(), self._clock())
+            leases.check(conn, self._require_lease(), self._keeper.clock())
             _mark_untrainable(conn, reasons)
 
 

@@ -33,6 +33,13 @@ def has_metadata(policy: Policy) -> bool:
     return policy.path is not None and (Path(policy.path) / META_FILE).exists()
 
 
+def folder_bytes(path: str | None) -> int:
+    """Return the size of a policy folder in bytes, which the next one will have, too; 0 for the base."""
+    if path is None or not Path(path).is_dir():
+        return 0
+    return sum(file.stat().st_size for file in Path(path).iterdir())
+
+
 def remove_folder(folder: Path) -> None:
     """Remove a folder that was not published."""
     shutil.rmtree(folder, ignore_errors=True)

@@ -26,6 +26,7 @@ from openclaw_rl.train.lease_keeper import LeaseKeeper
 from openclaw_rl.types import Lease, PolicyState
 
 log = logging.getLogger("openclaw_rl.train")
+_LEASE_MARGIN = 2.0  # seconds beyond the lease's lifetime
 _POLL_SECONDS = 0.2  # seconds
 
 
@@ -106,12 +107,13 @@ def _adopt_checkpoint(config: Config, store: Store, folder: Path, note: Checkpoi
         policies.ensure_root(conn, base=config.model.path, identity=name, at=time.time())
     keeper = LeaseKeeper(store, ttl=config.train.safety.lease_ttl)
     try:
-        _publish_checkpoint(config, store, _wait_for_lease(keeper, config.train), folder, note)
+        _publish_checkpoint(config, store, keeper, folder, note)
     finally:
         keeper.close()
 
 
-def _publish_checkpoint(config: Config, store: Store, lease: Lease, folder: Path, note: CheckpointMeta) -> None:
+def _publish_checkpoint(config: Config, store: Store, keeper: LeaseKeeper, folder: Path, note: CheckpointMeta) -> None:
+    lease = _wait_for_lease(keeper, config.train)
     with store.read() as conn:
         head, version = policies.head(conn), policies.next_version(conn)
     out = policy_folders.new_folder(config.policies_dir.resolve(), version)
@@ -132,7 +134,7 @@ def _publish_checkpoint(config: Config, store: Store, lease: Lease, folder: Path
             created_at=time.time(),
         )
         with store.write() as conn:
-            policies.publish(conn, lease, policy, [], time.time())
+            policies.publish(conn, lease, policy, [], time.time(), lease_now=keeper.clock())
             data = {"checkpoint": str(folder), "step": note.step, "method": note.method, "digest": note.digest}
             events.append(conn, "policy.resumed", str(version), data, policy.created_at)
     except (ModelError, StaleLease):  # after other errors it is kept: the commit may have succeeded
@@ -181,7 +183,7 @@ def _lora_shape(folder: Path) -> tuple[int, float]:
 
 def _wait_for_lease(keeper: LeaseKeeper, train: TrainConfig) -> Lease:
     """Acquire the lease, waiting for a dead holder's to expire. Raises `ConfigError` if another trainer is running."""
-    give_up = time.monotonic() + train.safety.lease_ttl + 1
+    give_up = time.monotonic() + train.safety.lease_ttl + _LEASE_MARGIN
     while (lease := keeper.acquire()) is None:
         if time.monotonic() > give_up:
             raise ConfigError("another trainer is running on this home. Stop it, or use another --home")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from openclaw_rl.common.message_hash import EphemeralMatcher
+from openclaw_rl.common.progress import record_progress
 from openclaw_rl.errors import RequestError
 from openclaw_rl.methods.types import CreditMethod, EpisodeStep, Sample
 from openclaw_rl.render.hint import with_hint
@@ -45,6 +46,7 @@ class SampleBuilder:
         """
         batch = SampleBatch()
         for item in turns:
+            record_progress()
             made = self._build_sample(item, head, line, replay)
             if isinstance(made, Sample):
                 batch.samples.append(made)

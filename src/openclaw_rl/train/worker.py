@@ -48,7 +48,7 @@ async def run(config: Config, *, stop: asyncio.Event) -> None:
         try:
             await run_worker_loop(
                 loop.run_once,
-                lambda: heartbeats.write_heartbeat(store, "train", loop.note),
+                heartbeats.heartbeat_writer(store, "train", lambda: loop.note),
                 stop,
                 poll=config.train.poll,
                 on_stop=loop.forget_attempts,

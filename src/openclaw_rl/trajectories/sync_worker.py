@@ -12,7 +12,9 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TypeVar
 
+from openclaw_rl.common import disk_space
 from openclaw_rl.common.atomic_files import ensure_folder
+from openclaw_rl.common.progress import record_progress
 from openclaw_rl.common.worker_loop import run_worker_loop
 from openclaw_rl.errors import ConfigError, OpenClawError, StoreError
 from openclaw_rl.settings.load import Config
@@ -49,7 +51,7 @@ async def run(config: Config, *, stop: asyncio.Event) -> None:
         sync = FolderSync(config, store, stop=stop.is_set)
         await run_worker_loop(
             sync.run_once,
-            lambda: heartbeats.write_heartbeat(store, "data", sync.note),
+            heartbeats.heartbeat_writer(store, "data", lambda: sync.note),
             stop,
             poll=config.data.poll,
             on_stop=sync.forget_attempts,
@@ -79,11 +81,13 @@ class FolderSync:
             self._attempts.forget()
 
     def run_once(self) -> bool:
-        """Run one iteration. Return True if more events are waiting."""
+        """Run one iteration. Return True if more events are waiting. Raises `DiskFull` if a disk has no space."""
+        for folder in filter(None, (self._store.path.parent, self._export_dir)):
+            disk_space.require_space(folder)
         busy = self._export_settled() if self._export_dir else False
         if self._import_path is not None:
             self._import_changed(reading.find_files([self._import_path]))  # raises at once if the path does not exist
-            self._import_path = None
+            self._import_path = None  # only now: an import that a full disk interrupts is repeated
         if self._watch_dir is not None:
             self._import_changed(self._quiet_files(self._watch_dir))
         self.note = (
@@ -126,9 +130,12 @@ class FolderSync:
         An item on which workers died twice is left out, with the reason.
         """
         if not self._attempts.begin([whole]):
-            yield from items
+            for item in items:
+                record_progress()
+                yield item
             return
         for item in items:
+            record_progress()
             own = f"{whole} {ref(item)}"
             deaths = self._attempts.begin([own]).get(own, 0)
             with self._store.write(durable=False) as conn:
@@ -184,7 +191,7 @@ class FolderSync:
                 return
         entries = self._harmless(name, reading.read_entries(file), lambda entry: entry.place, refuse)
         for part in ([entry] for entry in entries) if name in deaths else [entries]:
-            importer.run(part, report, stop=self._should_stop)
+            importer.run(part, report, follow=lambda _entry, _share: record_progress(), stop=self._should_stop)
             if self._should_stop():
                 return
 

@@ -420,3 +420,25 @@ def test_what_cannot_be_started_is_said_before_anything_is(tmp_path: Path) -> No
         check(python=str(bare), logprob_convention="scaled")
     with pytest.raises(ConfigError, match=r"engine\.url"):
         from_flat({"engine.url": "http://127.0.0.1:1"})
+
+
+def test_a_server_that_answers_and_sends_no_token_ends_its_replies(
+    vllm_double: VllmDouble, run: Callable[..., None]
+) -> None:
+    """Its health path is fine; the process that generates hangs. A slow reader is no hang."""
+
+    async def body(engine: VllmEngine) -> None:
+        engine.max_silence = 1.0
+        vllm_double.engine.delay = 0.02
+        await engine.load([BASE])
+        stream = engine.generate(call(tokens=2000))
+        await anext(stream)
+        await asyncio.sleep(3)
+        await anext(stream)
+        assert engine.connected, "only the reader was slow"
+        vllm_double.engine.delay = 60.0
+        with pytest.raises(EngineGone):
+            await asyncio.wait_for(drain(stream), 20)
+        vllm_double.engine.delay = 0.0
+
+    run(vllm_double, body)

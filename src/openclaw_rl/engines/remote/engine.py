@@ -32,6 +32,7 @@ from openclaw_rl.engines.base import (
 from openclaw_rl.engines.remote import logprob_convention
 from openclaw_rl.engines.remote.http_client import HttpClient, RequestRefused
 from openclaw_rl.engines.remote.loaded_versions import LoadedVersion, VersionTable, verify_version
+from openclaw_rl.engines.remote.token_watch import TokenWatch
 from openclaw_rl.engines.remote.weight_queue import WeightLock, read_ahead
 from openclaw_rl.errors import EngineError, EngineGone, GrammarError
 from openclaw_rl.settings.load import EngineConfig
@@ -75,6 +76,9 @@ class RemoteEngine(abc.ABC):
         self._connect_lock, self._load_lock = asyncio.Lock(), asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._check_now = asyncio.Event()
+        self._token_watch = TokenWatch()
+        self.max_silence = 120.0
+        """Seconds without a token in any running reply after which the server counts as hung."""
         self._closed = False
 
     # ------------------------------------------------------------------------------ implemented per kind of server
@@ -175,10 +179,19 @@ class RemoteEngine(abc.ABC):
             await wait_or_stop(self._check_now, _HEALTH_CHECK_INTERVAL)
             try:
                 await self.http.check_alive()
+                self._check_not_hung()
             except EngineGone as error:
                 self._mark_disconnected(error)
                 break
         await self._reconnect_with_backoff()
+
+    def _check_not_hung(self) -> None:
+        """Raise `EngineGone` if the server answers, but none of its replies gets a token."""
+        if (seconds := self._token_watch.silence()) > self.max_silence:
+            raise EngineGone(
+                f"the engine at {self.http.address} hangs: no reply has got a token for {seconds:.0f} s "
+                "(run.heartbeat_timeout). Restart it"
+            )
 
     async def _check_alive(self) -> None:
         """Raise `EngineGone` if the server does not answer, and let the monitor reconnect."""
@@ -260,7 +273,8 @@ class RemoteEngine(abc.ABC):
         async with self._weight_lock.hold_weights(held.weights or BASE_WEIGHTS):
             for is_retry in (False, True):
                 try:
-                    async with contextlib.aclosing(self._stream_chunks(generation, held, limit)) as chunks:
+                    watched = self._token_watch.watch_reply(self._stream_chunks(generation, held, limit))
+                    async with contextlib.aclosing(watched) as chunks:
                         async for chunk in chunks:
                             begun = True
                             yield chunk

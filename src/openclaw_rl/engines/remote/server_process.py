@@ -14,12 +14,12 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
 
 from openclaw_rl.common import process_guard
 from openclaw_rl.common.assets import local_model_folder
+from openclaw_rl.common.logging_metrics import LogFileHandler
 from openclaw_rl.common.sockets import clear_socket
 from openclaw_rl.common.worker_loop import stop_on_signals, wait_or_stop
 from openclaw_rl.engines.remote.http_client import HttpClient
@@ -182,7 +182,7 @@ def _program_logger(name: str, path: Path) -> logging.Logger:
     own = logging.getLogger(f"{__name__}.{name}")
     own.propagate = False
     own.setLevel(logging.INFO)
-    handler = RotatingFileHandler(path, maxBytes=_LOG_BYTES, backupCount=_LOG_FILES, encoding="utf-8")
+    handler = LogFileHandler(path, maxBytes=_LOG_BYTES, backupCount=_LOG_FILES, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(message)s"))
     path.chmod(0o600)
     own.addHandler(handler)

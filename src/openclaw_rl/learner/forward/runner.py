@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from openclaw_rl.common.progress import record_progress
 from openclaw_rl.learner.distributed.world import World, split
 from openclaw_rl.learner.forward import lm_head, prefix_tree, tree_attention
 from openclaw_rl.learner.forward.activation_checkpointing import LayerCheckpointing
@@ -189,6 +190,11 @@ class ForwardRunner:
         return self._checkpointing.recomputed_layers
 
     @property
+    def may_compile(self) -> bool:
+        """Whether a pass of a new size compiles first."""
+        return self.is_compiled or self.uses_flex
+
+    @property
     def memory_limits(self) -> tuple[int, float]:
         """Limits that `reduce_memory` changes: (tokens per pass, tokens × layers that keep activations)."""
         return self.budget, self._checkpointing.token_layer_limit
@@ -239,6 +245,7 @@ class ForwardRunner:
 
     def hidden_states(self, rows: Sequence[TokenSequence]) -> lm_head.HiddenStates:
         """Run one pass of all layers below the head; response tokens are in row order."""
+        record_progress()
         for rope in self._dynamic_ropes:
             rope.max_seq_len_cached = 0  # else it keeps the frequencies of the longest row so far
         return self._tree_hidden_states(rows) if self.uses_tree else self._run_padded(rows)
@@ -306,6 +313,7 @@ class ForwardRunner:
         def score_group(group: list[int], _: float) -> dict[int, lm_head.TokenLogprobs]:
             nonlocal so_far
             states = self.hidden_states([rows[i] for i in group])
+            record_progress()
             ids_KN = None if ids is None else torch.cat([ids[i] for i in group]).to(states.hidden_KH.device)
             scores = states.token_logprobs(ids_KN=ids_KN, top=top).split_rows(states.lengths)
             so_far += len(group)

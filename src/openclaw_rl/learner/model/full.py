@@ -13,6 +13,7 @@ import torch
 from transformers import GenerationConfig
 
 from openclaw_rl.common.policy_digest import ADAPTER_CONFIG, MODEL_CONFIG, weight_files
+from openclaw_rl.common.progress import library_call
 from openclaw_rl.errors import ConfigError, ModelError
 from openclaw_rl.learner.model import peft_adapter
 from openclaw_rl.settings.load import ModelConfig, TrainConfig
@@ -83,7 +84,8 @@ class FullWeights:
         own_dtype = str(self.causal.dtype).removeprefix("torch.")
         dtype = own_dtype if self._config.dtype == "auto" else self._config.dtype
         on_cpu = self._config.model_copy(update={"device": "cpu", "dtype": dtype})
-        self._set_weights(dict(peft_adapter.load_base(str(folder), on_cpu).named_parameters()))
+        with library_call():
+            self._set_weights(dict(peft_adapter.load_base(str(folder), on_cpu).named_parameters()))
 
     @torch.no_grad()
     def _set_weights(self, state: dict[str, torch.Tensor]) -> None:
@@ -98,7 +100,8 @@ class FullWeights:
 
     def write(self, folder: Path) -> None:
         """Write the weights in their training precision, with the other files of the base."""
-        self.causal.save_pretrained(folder, max_shard_size=_SHARD_SIZE)
+        with library_call():
+            self.causal.save_pretrained(folder, max_shard_size=_SHARD_SIZE)
         config = json.loads((self._path / MODEL_CONFIG).read_text(encoding="utf-8"))
         kind = "torch_dtype" if "torch_dtype" in config else "dtype"
         config[kind] = str(self.causal.dtype).removeprefix("torch.")

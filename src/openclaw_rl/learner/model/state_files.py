@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from openclaw_rl.common.progress import record_progress
 from openclaw_rl.errors import ModelError
 
 STATE_FILE = "trainer.json"
@@ -45,6 +46,7 @@ def write_tensors(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         for name in order:
             flat = tensors[name].detach().cpu().contiguous().reshape(-1)
             out.write(flat.view(torch.uint8).numpy().data)
+            record_progress()
 
 
 def read_state(folder: Path) -> dict[str, Any]:

@@ -120,7 +120,7 @@ async def join_as_worker(config: Config, *, stop: asyncio.Event) -> None:
     try:
         await run_worker_loop(
             processes.check_running,
-            lambda: heartbeats.write_heartbeat(store, "train", f"{config.train.ranks} ranks work for {master}"),
+            heartbeats.heartbeat_writer(store, "train", lambda: f"{config.train.ranks} ranks work for {master}"),
             stop,
             poll=_POLL_SECONDS,
         )

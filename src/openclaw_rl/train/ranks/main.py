@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from openclaw_rl.common.logging_metrics import setup_logging
 from openclaw_rl.common.parent_death import die_with_parent
+from openclaw_rl.common.progress import library_call
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.methods.registry import make_method
 from openclaw_rl.settings import load as settings
@@ -46,8 +47,12 @@ def main(arguments: list[str] | None = None) -> None:
     config = Config.model_validate_json(world.broadcast(config.model_dump_json().encode() if mine else None))
     setup_logging(f"rank-{world.rank}", config.logs_dir, config.run.log_level)
     link = rpc.connect_to_worker(given.link) if mine else None
+    if link is not None:
+        rpc.report_progress(link)
     try:
-        _serve_commands(_load_trainer(config, world), world, link, every=config.train.launch.timeout / 4)
+        with library_call():
+            trainer = _load_trainer(config, world)
+        _serve_commands(trainer, world, link, every=config.train.launch.timeout / 4)
     except (OpenClawError, ValueError) as error:  # every rank raises it; only rank 0 reports it
         log.error("%s", error)
         if link is not None:

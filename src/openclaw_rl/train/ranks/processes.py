@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from openclaw_rl.common.progress import library_call
 from openclaw_rl.errors import RanksGone
 from openclaw_rl.train.ranks import rpc
 from openclaw_rl.train.ranks.rpc import RpcListener
@@ -39,7 +40,8 @@ class RankProcesses:
         try:
             if self._channel is None:
                 assert self._listener is not None, "rank 0 is on another machine"
-                self._channel = self._listener.accept(self.check_running)
+                with library_call():  # they import torch and find each other
+                    self._channel = self._listener.accept(self.check_running)
             if raw is not None:
                 self._channel.send(raw)
             return rpc.receive_reply(self._channel, self.check_running)

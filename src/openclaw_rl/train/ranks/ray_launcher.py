@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from openclaw_rl.common.progress import record_progress
 from openclaw_rl.common.sockets import free_port
 from openclaw_rl.errors import ConfigError, RanksGone
 from openclaw_rl.settings import load as settings
@@ -17,6 +18,7 @@ from openclaw_rl.train.ranks.processes import RANK_PROGRAM, ProcessSpec, RankPro
 from openclaw_rl.train.ranks.rpc import RpcListener
 
 _POLL_SECONDS = 0.2  # seconds
+_WAIT_SECONDS = 1.0  # seconds between two signs of life while a command runs
 
 
 class RankActor:
@@ -116,7 +118,10 @@ class RayRanks:
 
     def send_command(self, raw: bytes | None) -> bytes:
         answer = self._actors[0].ask.remote(raw)
-        done, _ = self._ray.wait([answer, *self._exit_refs], num_returns=1)
+        done: list[Any] = []
+        while not done:  # ranks that hang end after `train.launch.timeout`
+            done, _ = self._ray.wait([answer, *self._exit_refs], num_returns=1, timeout=_WAIT_SECONDS)
+            record_progress()
         try:
             given = self._ray.get(done[0])
         except self._ray.exceptions.RayTaskError as error:

@@ -10,6 +10,7 @@ import select
 import shutil
 import socket
 import tempfile
+import threading
 import time
 import typing
 from collections import deque
@@ -21,9 +22,11 @@ import msgspec
 import numpy as np
 
 from openclaw_rl.common.frames import FrameDecoder, encode_frame
+from openclaw_rl.common.progress import progress_count, record_progress
 from openclaw_rl.methods.types import Sample, StepResult
 
 _POLL_SECONDS = 0.2  # seconds
+_PROGRESS_SECONDS = 1.0  # seconds between two reports
 
 
 class LoadCommand(msgspec.Struct, tag="load", frozen=True):
@@ -55,6 +58,10 @@ class ErrorReply(msgspec.Struct, tag="refused", frozen=True):
     message: str
 
 
+class ProgressReply(msgspec.Struct, tag="progress", frozen=True):
+    """Sent between a command and its reply while rank 0 makes progress."""
+
+
 RankCommand = LoadCommand | StepCommand | IdleCommand
 RankReply = ReadyReply | StepReply | ErrorReply
 
@@ -75,6 +82,7 @@ def _from_bytes(kind: Any, value: Any) -> Any:
 
 encode = msgspec.msgpack.Encoder(enc_hook=_to_bytes).encode
 command_decoder = msgspec.msgpack.Decoder(RankCommand, dec_hook=_from_bytes)
+_PROGRESS = encode(ProgressReply())
 reply_decoder = msgspec.msgpack.Decoder(RankReply, dec_hook=_from_bytes)
 
 
@@ -84,10 +92,12 @@ class RpcChannel:
     def __init__(self, connection: socket.socket) -> None:
         self._connection, self._decoder = connection, FrameDecoder()
         self._received: deque[bytes] = deque()
+        self._send_lock = threading.Lock()
 
     def send(self, raw: bytes) -> None:
         try:
-            self._connection.sendall(encode_frame(raw))
+            with self._send_lock:
+                self._connection.sendall(encode_frame(raw))
         except OSError as error:
             raise EOFError(f"the other end is gone ({error})") from None
 
@@ -144,10 +154,30 @@ def connect_to_worker(path: str) -> RpcChannel:
 
 
 def receive_reply(line: RpcChannel, check: Callable[[], None]) -> bytes:
-    """Return the next reply; `check` raises when none can come any more. Raises `EOFError`."""
-    while (raw := line.receive(_POLL_SECONDS)) is None:
+    """Return the next reply; `check` raises when none can come any more. Raises `EOFError`.
+
+    Progress of rank 0 counts as progress of this process.
+    """
+    while (raw := line.receive(_POLL_SECONDS)) is None or raw == _PROGRESS:
+        if raw is not None:
+            record_progress()
         check()
     return raw
+
+
+def report_progress(line: RpcChannel) -> None:
+    """Start a thread that reports the progress of this process, rank 0, to the train worker."""
+
+    def send_progress() -> None:
+        seen = progress_count()
+        with contextlib.suppress(EOFError):
+            while True:
+                time.sleep(_PROGRESS_SECONDS)
+                if progress_count() != seen:
+                    seen = progress_count()
+                    line.send(_PROGRESS)
+
+    threading.Thread(target=send_progress, name="progress", daemon=True).start()
 
 
 def wait_until(until: Callable[[], bool], seconds: float) -> bool:

@@ -1,0 +1,57 @@
+"""Clocks that do not jump: for leases and time limits on one machine, whatever is done to the wall clock."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_MIN_JUMP = 5.0  # seconds; smaller differences are corrections of the wall clock
+
+
+def boot_seconds() -> float:
+    """Return seconds since this machine booted, the same in every process. On Linux it counts suspended time, too."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+
+
+@cache
+def boot_name() -> str:
+    """Return a name of this machine and its present boot, within which `boot_seconds` can be compared."""
+    name = ""
+    with contextlib.suppress(OSError):
+        name = _BOOT_ID.read_text(encoding="ascii").strip()
+    if not name:  # macOS
+        with contextlib.suppress(OSError):
+            command = ["sysctl", "-n", "kern.bootsessionuuid"]
+            name = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    return f"{socket.gethostname()}/{name[:8].lower() or 'unknown'}"
+
+
+class GuardedWallClock:
+    """Wall clock whose jumps forwards are believed only after `hold` seconds.
+
+    A time limit of `hold` seconds by this clock is not cut short by a clock that is set ahead, wrongly or not.
+    """
+
+    def __init__(
+        self, hold: float, *, wall: Callable[[], float] = time.time, steady: Callable[[], float] = boot_seconds
+    ) -> None:
+        self._hold, self._wall, self._steady = hold, wall, steady
+        self._offset = wall() - steady()
+        self._jump, self._until = 0.0, float("-inf")  # seconds that are not believed, and until when
+
+    def __call__(self) -> float:
+        """Return seconds since the epoch."""
+        wall, steady = self._wall(), self._steady()
+        moved, self._offset = wall - steady - self._offset, wall - steady
+        if steady >= self._until:
+            self._jump = 0.0
+        if abs(moved) >= _MIN_JUMP:
+            self._jump = max(0.0, self._jump + moved)
+            self._until = steady + self._hold
+        return wall - self._jump

@@ -1,0 +1,87 @@
+"""Asks an engine whether it answers. Its answers are the heartbeats of the engine's worker."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from openclaw_rl.engines import registry
+from openclaw_rl.engines.base import EngineLink
+from openclaw_rl.errors import OpenClawError
+from openclaw_rl.settings.load import Config
+from openclaw_rl.store import heartbeats
+
+PROBE_INTERVAL = 1.0  # seconds between an answer and the next question
+REPORTED_SILENCE = 15.0  # seconds without an answer after which the worker's heartbeat says so
+
+
+class EngineProbe:
+    """Questions to one engine. The embedded engine answers between two steps, a server at its health path.
+
+    `answered_at`: monotonic seconds of the last answer; None before the first one.
+    """
+
+    def __init__(self, config: Config) -> None:
+        """`config`: the settings of the engine's worker."""
+        self._config = config
+        self._link: EngineLink | None = None
+        self.is_foreign = config.engine.url is not None  # it is not ours to restart
+        self.answered_at: float | None = None
+        self.error = ""  # of the last question, if it was refused at once
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Ask until `stop` is set. A hung engine leaves a question open: it is asked no second one."""
+        asking = asyncio.create_task(self._ask_repeatedly())
+        stopped = asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait({asking, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if asking.done():
+                asking.result()
+        finally:
+            asking.cancel()
+            stopped.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+            await self._close()
+
+    async def _ask_repeatedly(self) -> None:
+        while True:
+            try:
+                if self._link is None:
+                    self._link = await asyncio.to_thread(registry.connect_engine, self._config)
+                await registry.probe_engine(self._link)
+            except (OpenClawError, OSError) as error:  # it starts, or has ended
+                self.error = str(error)
+                await self._close()  # the next one may have another address
+            else:
+                self.answered_at, self.error = time.monotonic(), ""
+            await asyncio.sleep(PROBE_INTERVAL)
+
+    async def _close(self) -> None:
+        if self._link is not None:
+            link, self._link = self._link, None
+            await link.close()
+
+    def answer_since(self, started_at: float) -> float | None:
+        """Return the time of the last answer if the process that was started then gave it (monotonic seconds)."""
+        return self.answered_at if self.answered_at is not None and self.answered_at > started_at else None
+
+    def worker_state(self, started_at: float, limit: float) -> tuple[str, str] | None:
+        """Return state and note of the worker's heartbeat; None if the engine may only be busy.
+
+        `started_at`: of the worker, in monotonic seconds; `limit`: seconds after which a silent worker is restarted.
+        """
+        engine = self._config.engine
+        where = f"the engine at {engine.url}" if self.is_foreign else "the engine"
+        last = self.answer_since(started_at)
+        silent = time.monotonic() - (started_at if last is None else last)
+        if silent < 2 * PROBE_INTERVAL and last is not None:
+            return heartbeats.RUNNING, engine.backend
+        if last is None and not self.is_foreign:
+            return heartbeats.STARTING, "loading the model"
+        if silent < REPORTED_SILENCE:
+            return None
+        cure = "Start it, or correct engine.url" if self.is_foreign else f"It is restarted after {limit:g} s"
+        return (
+            heartbeats.PARKED,
+            f"{where} has not answered for {silent:.0f} s{self.error and f' ({self.error})'}. {cure}",
+        )
