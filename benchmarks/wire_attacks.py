@@ -1,6 +1,6 @@
 """What do attacks on the wire cost the other clients of a gateway that serves the starter?
 
-    python benchmarks/wire_attacks.py [--port 8438] [--only NAME]
+    python -m benchmarks.wire_attacks [--port 8438] [--only NAME]
 
 During each attack another process sends small requests, each on a new connection. Prints a table: what the attacker
 got, how long the others waited (longest and median), how many of their requests failed, and the gateway's resident
@@ -26,13 +26,13 @@ import sys
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from long_prompts import gateway_pid, resident_mb, wait_ready
+from benchmarks.long_prompts import gateway_pid, resident_mb, wait_ready
 
 CHAT = "/v1/chat/completions"
 CONTEXT = 2**20  # tokens: so large that the bound by the body's size holds nothing back
@@ -42,6 +42,7 @@ OPEN_FILES = 1024  # soft limit of the gateway, the default of most systems
 PAUSE = 0.02  # seconds between two small requests
 SETTLE = 3.0  # seconds after an attack, before the memory is read
 TIMEOUT = 180.0  # seconds
+NO_ATTACK = "none"
 SMALL = json.dumps({"messages": [{"role": "user", "content": "Hi."}], "max_tokens": 1, "temperature": 0}).encode()
 
 
@@ -304,26 +305,38 @@ def other_client(target: Target) -> Iterator[Callable[[], tuple[list[float], int
         process.join()
 
 
-def measure(target: Target, only: str) -> None:
+@dataclass(frozen=True)
+class AttackResult:
+    """One attack. `answer`: what the attacker got; `longest`, `median`: seconds that the others waited."""
+
+    name: str
+    answer: str
+    longest: float
+    median: float
+    failures: int
+    requests: int
+    growth: float  # MB of the gateway's resident memory since before all attacks
+
+
+def measure(target: Target, names: Sequence[str]) -> Iterator[AttackResult]:
     for _ in range(20):
         target.small()
     before = resident_mb(target.pid)
-    print(f"resident memory before: {before:.0f} MB\n")
-    print("| attack | the attacker got | others: longest | median | failed | memory after |\n|---|---|---|---|---|---|")
-    for name, attack in {"none": lambda _: time.sleep(3) or "", **ATTACKS}.items():
-        if only not in name:
-            continue
+    attacks = {NO_ATTACK: lambda _: time.sleep(3) or "", **ATTACKS}
+    for name in names:
         with other_client(target) as finish:
             time.sleep(0.5)
-            got = attack(target)
+            answer = attacks[name](target)
             time.sleep(SETTLE)
             seconds, failures = finish()
-        more = resident_mb(target.pid) - before
-        longest, median = max(seconds), statistics.median(seconds)
-        print(
-            f"| {name} | {got} | {longest:.2f} s | {median * 1e3:.0f} ms | {failures} of {len(seconds)} "
-            f"| {more:+.0f} MB |",
-            flush=True,
+        yield AttackResult(
+            name=name,
+            answer=answer,
+            longest=max(seconds),
+            median=statistics.median(seconds),
+            failures=failures,
+            requests=len(seconds),
+            growth=resident_mb(target.pid) - before,
         )
 
 
@@ -341,17 +354,18 @@ def limit_open_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--port", type=int, default=8438)
-    parser.add_argument("--only", default="", help="attacks whose name contains this")
-    options = parser.parse_args()
-    wanted = SOCKETS + 200
+def allow_open_files(wanted: int) -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
+
+
+@contextlib.contextmanager
+def attacked_gateway(port: int) -> Iterator[Target]:
+    """Start a gateway with the usual limit of open files, on a model with a large context."""
+    allow_open_files(SOCKETS + 200)
     with tempfile.TemporaryDirectory() as folder, (Path(folder) / "log").open("wb") as log:
         home, model = Path(folder) / "home", large_context_model(Path(folder) / "model")
-        command = [sys.executable, "-m", "openclaw_rl", "serve", "--home", str(home), "--port", str(options.port)]
+        command = [sys.executable, "-m", "openclaw_rl", "serve", "--home", str(home), "--port", str(port)]
         process = subprocess.Popen(
             [*command, "--model-path", str(model)],
             stdout=log,
@@ -360,12 +374,32 @@ def main() -> None:
             preexec_fn=limit_open_files,
         )
         try:
-            wait_ready(options.port, process)
+            wait_ready(port, process)
             key = (home / "api_key").read_text().strip()
-            measure(Target(options.port, key, gateway_pid(process.pid)), options.only)
+            yield Target(port, key, gateway_pid(process.pid))
         finally:
             process.terminate()
             process.wait(30)
+
+
+def table_head() -> str:
+    return "| attack | the attacker got | others: longest | median | failed | memory after |\n|---|---|---|---|---|---|"
+
+
+def table_row(r: AttackResult) -> str:
+    waits = f"{r.longest:.2f} s | {r.median * 1e3:.0f} ms | {r.failures} of {r.requests}"
+    return f"| {r.name} | {r.answer} | {waits} | {r.growth:+.0f} MB |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--port", type=int, default=8438)
+    parser.add_argument("--only", default="", help="attacks whose name contains this")
+    options = parser.parse_args()
+    print(table_head())
+    with attacked_gateway(options.port) as target:
+        for result in measure(target, [name for name in (NO_ATTACK, *ATTACKS) if options.only in name]):
+            print(table_row(result), flush=True)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.system.load import Ledger, crowd
-from tests.system.test_kill import pid_of
+from benchmarks.faults.client_log import ClientLog
+from benchmarks.faults.clients import crowd
+from benchmarks.faults.live_system import read_pid
 
 from openclaw_rl.store import policies
 from openclaw_rl.store.db import Store
@@ -44,15 +45,15 @@ def test_learning_goes_on_after_a_rank_was_killed(tmp_path: Path) -> None:
 
 
 async def _learn_through_a_death(system: SubprocessSystem, store: Store) -> None:
-    async with crowd(system, 2, Ledger()):
+    async with crowd(system, 2, ClientLog()):
         before = await _version(store, 2)
-        room = pid_of(store, "train")
+        room = read_pid(store, "train")
         assert room is not None
         children = _children(room)
         assert len(children) == 2, "two ranks"
         os.kill(children[1], signal.SIGKILL)
         await _version(store, before + 2)
-    assert pid_of(store, "train") != room
+    assert read_pid(store, "train") != room
     for pid in children:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)

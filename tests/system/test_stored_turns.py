@@ -9,9 +9,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+from benchmarks.faults.client_log import ClientLog
+from benchmarks.faults.clients import crowd
 from peft import PeftModel
 from sqlalchemy import select
-from tests.system.load import Ledger, crowd
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from openclaw_rl.render.model_folder import ModelFiles
@@ -26,10 +27,10 @@ PATIENCE = 90.0  # seconds more that the first versions may take
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[SubprocessSystem, Ledger, Store]]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[SubprocessSystem, ClientLog, Store]]:
     """A system in which 6 users talked for a while and several versions were trained and served."""
     home = tmp_path_factory.mktemp("served")
-    ledger = Ledger()
+    ledger = ClientLog()
     with SubprocessSystem(scratch_config(home, {"run.log_level": "warning"})) as system:
 
         async def talk() -> None:
@@ -71,14 +72,16 @@ def load(policy: Policy) -> torch.nn.Module:
     return base if policy.path is None else PeftModel.from_pretrained(base, policy.path).eval()
 
 
-def test_no_reply_broke_and_several_versions_were_served(served: tuple[SubprocessSystem, Ledger, Store]) -> None:
+def test_no_reply_broke_and_several_versions_were_served(served: tuple[SubprocessSystem, ClientLog, Store]) -> None:
     _, ledger, _ = served
     assert not ledger.broken
     assert len(ledger.finished) > 50
     assert len(ledger.versions) >= 3
 
 
-def test_logprobs_equal_a_fresh_forward_under_the_stored_policy(served: tuple[SubprocessSystem, Ledger, Store]) -> None:
+def test_logprobs_equal_a_fresh_forward_under_the_stored_policy(
+    served: tuple[SubprocessSystem, ClientLog, Store],
+) -> None:
     _, _, store = served
     by_version: dict[int, list[Exchange]] = {}
     for exchange in all_done(store):
@@ -101,7 +104,7 @@ def test_logprobs_equal_a_fresh_forward_under_the_stored_policy(served: tuple[Su
 
 
 def test_joined_deltas_equal_the_stored_text_and_the_decoded_tokens(
-    served: tuple[SubprocessSystem, Ledger, Store],
+    served: tuple[SubprocessSystem, ClientLog, Store],
 ) -> None:
     system, ledger, store = served
     tokenizer = AutoTokenizer.from_pretrained(ModelFiles.from_path(system.config.model.path).folder)
@@ -115,7 +118,7 @@ def test_joined_deltas_equal_the_stored_text_and_the_decoded_tokens(
 
 
 def test_the_next_prompt_starts_with_the_stored_prompt_and_response(
-    served: tuple[SubprocessSystem, Ledger, Store],
+    served: tuple[SubprocessSystem, ClientLog, Store],
 ) -> None:
     _, _, store = served
     by_id = {e.request.id: e for e in all_done(store)}

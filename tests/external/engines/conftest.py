@@ -14,9 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from benchmarks.faults.client_log import ClientLog
+from benchmarks.faults.clients import crowd
 from peft import LoraConfig, PeftModel, get_peft_model
 from tests.engines.contract_fixtures import BASE, EngineHarness
-from tests.system.load import Ledger, crowd
 from transformers import AutoModelForCausalLM
 
 from openclaw_rl.common.policy_digest import digest_of_folder
@@ -71,7 +72,7 @@ class Served:
 
     system: SubprocessSystem
     store: Store
-    ledger: Ledger = field(default_factory=Ledger)
+    ledger: ClientLog = field(default_factory=ClientLog)
 
     def __post_init__(self) -> None:
         self._renderer = Renderer(ModelFiles.from_path(STARTER))

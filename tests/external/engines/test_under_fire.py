@@ -15,8 +15,9 @@ from pathlib import Path
 
 import openai
 import pytest
+from benchmarks.faults.client_log import ClientLog
+from benchmarks.faults.clients import crowd
 from tests.external.engines.conftest import Served
-from tests.system.load import Ledger, crowd
 
 from openclaw_rl.evals import user_driver
 from openclaw_rl.store import exchanges
@@ -122,7 +123,7 @@ def _status(served: Served, id: str) -> ExchangeStatus:
 
 
 def test_a_killed_vllm_is_started_again_and_its_versions_are_loaded_again(served: Served) -> None:
-    ledger = Ledger()
+    ledger = ClientLog()
     [server] = _servers(served)
     old = _group(server)
     assert len(old) >= 2, "vLLM has an engine process beside its server"

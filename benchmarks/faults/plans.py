@@ -1,0 +1,225 @@
+"""The plans: which faults each system gets, and how often."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.faults import causes
+from benchmarks.faults.causes import Fault, allowed_answers
+from benchmarks.faults.live_system import PROCESSES, WORKERS
+from benchmarks.faults.runner import FaultPlan
+from benchmarks.faults.small_disk import SmallDisk
+
+from openclaw_rl.supervisor.subprocess_system import scratch_config
+
+HEARTBEAT_TIMEOUT = 15.0  # seconds; `run.heartbeat_timeout` of the plan in which workers hang
+# A short training cycle, so that versions are published all the time.
+SETTINGS: dict[str, Any] = {
+    "run.log_level": "warning",
+    "train.batch.max_turns": 8,
+    "train.safety.lease_ttl": 10.0,
+}
+
+GOOD_REWARD = """
+class PraiseReward:
+    def score(self, prompt, response, next_state):
+        return 1.0 if "!" in str(next_state) else 0.0
+
+def get_reward_model(config):
+    return PraiseReward()
+"""
+GOOD_LOSS = """
+def compute_loss(policy_logits, reference_logits, rewards, advantages, config):
+    return -(policy_logits * advantages).mean()
+"""
+BREAKAGES = {
+    "raises": "raise RuntimeError('no licence')",
+    "exits": "import os; os._exit(3)",
+    "crashes natively": "import ctypes; ctypes.string_at(0)",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultOptions:
+    """How many faults of each kind. `seconds`: how long a lasting cause lasts."""
+
+    kills: int
+    each: int
+    seconds: float
+    seed: int
+
+
+@dataclass(slots=True)
+class PlanFolders:
+    """Where the plans keep their systems. `disks`: those of a home and of its versions; empty: not permitted."""
+
+    work: Path
+    disks: tuple[SmallDisk, ...] = ()
+    skipped: dict[str, str] = field(default_factory=dict)  # row -> why it is not run
+
+
+def repeat_each(faults: list[Fault], options: FaultOptions) -> list[Fault]:
+    """Return each fault `options.each` times, in a random order."""
+    chosen = faults * options.each
+    random.Random(options.seed).shuffle(chosen)
+    return chosen
+
+
+def process_plan(options: FaultOptions, folders: PlanFolders) -> FaultPlan:
+    """Kills, stops and hangs of all processes, and damaged rows."""
+    kills = [
+        Fault(name=f"kill -9 of {name}", cause=causes.kill_process(name), allows=allowed_answers(name))
+        for name in itertools.islice(itertools.cycle(PROCESSES), options.kills)
+    ]
+    stops = [
+        Fault(
+            name=f"SIGSTOP of {name} for a while",
+            cause=causes.freeze_process(name),
+            allows="nothing" if name == "supervisor" else allowed_answers(name),
+            seconds=min(options.seconds, HEARTBEAT_TIMEOUT / 2),
+        )
+        for name in PROCESSES
+    ]
+    hangs = [
+        Fault(
+            name=f"SIGSTOP of {name} for ever",
+            cause=causes.hang_process(name, 3 * HEARTBEAT_TIMEOUT),
+            allows=allowed_answers(name),
+        )
+        for name in WORKERS
+    ]
+    rows = [Fault(name="a damaged row", cause=causes.damaged_row, seconds=2.0, must_learn=True)]
+    mixed = kills + repeat_each(stops + hangs + rows, options)
+    random.Random(f"order/{options.seed}").shuffle(mixed)
+    # Restarts of hundreds of kills must neither end the system nor be delayed as those of a worker that cannot run.
+    many = {"run.max_crashes": 1_000_000, "run.max_restart_delay": 1.0, "run.heartbeat_timeout": HEARTBEAT_TIMEOUT}
+    config = scratch_config(folders.work / "processes" / "home", SETTINGS | many)
+    return FaultPlan(name="processes", config=config, faults=mixed)
+
+
+def disk_plan(options: FaultOptions, folders: PlanFolders) -> FaultPlan:
+    """Full disks and damaged files, on small filesystems of their own if that is permitted."""
+    seconds = options.seconds
+    faults = [
+        Fault(name="a damaged head", cause=causes.damaged_head, allows="errors", seconds=seconds, must_report=True)
+    ]
+    full = {"disk": None, "version_disk": None}
+    home = folders.work / "disk" / "home"
+    if folders.disks:
+        full = dict(zip(full, folders.disks, strict=True))
+        home = folders.disks[0].folder
+        faults += [
+            Fault(
+                name="a full disk",
+                cause=causes.full_disk,
+                allows="unavailable",
+                seconds=seconds,
+                must_report=True,
+                must_learn=True,
+            ),
+            Fault(
+                name="no room for versions",
+                cause=causes.no_room_for_versions,
+                seconds=seconds,
+                must_report=True,
+                must_learn=True,
+            ),
+        ]
+    else:
+        folders.skipped |= dict.fromkeys(
+            ("a full disk", "no room for versions"), "no filesystem can be mounted here: it needs root"
+        )
+    config = scratch_config(home, SETTINGS | {"run.max_crashes": 1_000_000})
+    return FaultPlan(name="disk", config=config, faults=repeat_each(faults, options), **full)
+
+
+def plugin_plan(options: FaultOptions, folders: PlanFolders) -> FaultPlan:
+    """Plug-ins of the judge and of the trainer that raise, exit or crash natively."""
+    folder = folders.work / "plugins"
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {"judge": folder / "reward.py", "train": folder / "loss.py"}
+    good = {"judge": GOOD_REWARD, "train": GOOD_LOSS}
+    faults = []
+    for (worker, file), (how, code) in itertools.product(files.items(), BREAKAGES.items()):
+        file.write_text(good[worker], encoding="utf-8")
+        bad = (
+            good[worker]
+            .replace("return 1.0 if", f"{code}\n        return 1.0 if")
+            .replace("return -", f"{code}\n    return -")
+        )
+        cause = causes.broken_plugin(file, worker, bad)
+        # A plug-in of the trainer is called when a batch is full.
+        faults.append(
+            Fault(
+                name=f"the plug-in of {worker} {how}", cause=cause, seconds=max(options.seconds, 10.0), must_report=True
+            )
+        )
+    settings = SETTINGS | {
+        "judge.kind": "plugin",
+        "judge.plugin_path": str(files["judge"]),
+        "train.method": "binary",
+        "train.loss.path": str(files["train"]),
+    }
+    config = scratch_config(folder / "home", settings)
+    return FaultPlan(name="plugins", config=config, faults=repeat_each(faults, options))
+
+
+def clock_plan(options: FaultOptions, folders: PlanFolders) -> FaultPlan | None:
+    """Clocks that jump, through libfaketime; None without it."""
+    library = faketime_library()
+    if library is None:
+        folders.skipped["clocks that jump"] = "libfaketime is not installed: `pip install libfaketime`"
+        return None
+    file = folders.work / "clock" / "offset"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("+0")
+    seconds = options.seconds
+    faults = [
+        Fault(name="clock 3 h ahead for a while", cause=causes.shifted_clock("+3h"), seconds=seconds, must_learn=True),
+        Fault(name="clock 3 h behind for a while", cause=causes.shifted_clock("-3h"), seconds=seconds, must_learn=True),
+        Fault(
+            name="clock 3 h ahead, trainer killed then",
+            cause=causes.shifted_clock("+3h", kill="train"),
+            seconds=seconds,
+            must_learn=True,
+        ),
+    ]
+    config = scratch_config(folders.work / "clock" / "home", SETTINGS | {"run.max_crashes": 1_000_000})
+    return FaultPlan(name="clock", config=config, faults=repeat_each(faults, options), clock_file=file)
+
+
+def faketime_library() -> Path | None:
+    """Return the library of the package `libfaketime`, which shifts the clock of a process; None if it is missing."""
+    found = importlib.util.find_spec("libfaketime")
+    if found is None or found.origin is None:
+        return None
+    return next(Path(found.origin).parent.rglob("libfaketime.so.1"), None)
+
+
+def clock_environment(plan: FaultPlan) -> dict[str, str]:
+    """Return the variables with which processes have the shifted clock; their monotonic clock is left alone."""
+    library = faketime_library()
+    if plan.clock_file is None or library is None:
+        return {}
+    return {
+        "LD_PRELOAD": str(library),
+        "FAKETIME_TIMESTAMP_FILE": str(plan.clock_file),
+        "FAKETIME_NO_CACHE": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+    }
+
+
+PLANS = {"processes": process_plan, "disk": disk_plan, "plugins": plugin_plan, "clock": clock_plan}
+
+
+def make_plans(names: Sequence[str], options: FaultOptions, folders: PlanFolders) -> Iterator[FaultPlan]:
+    """Yield the plans with these names. Why something cannot be run here is put into `folders.skipped`."""
+    for name in names:
+        if (plan := PLANS[name](options, folders)) is not None:
+            yield plan
