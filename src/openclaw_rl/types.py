@@ -229,7 +229,7 @@ class Reaction:
     messages: tuple[Message, ...]
     feedback: tuple[Feedback, ...] = ()
     source: str | None  # the exchange whose history has `messages`
-    how: str  # "exact" | "distinctive" | "feedback" | "imported"
+    how: str  # "exact" | "tool_call" | "sequence" | "distinctive" | "feedback" | "imported"
     at: float
 
 

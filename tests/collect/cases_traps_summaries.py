@@ -61,6 +61,38 @@ SUMMARIES: dict[str, Case] = {
         ],
         {"1": "closed", "sum": "dropped side", "2": "closed"},
     ),
+    "Crush sends its summary as a user message without other words": (
+        [
+            FIRST,
+            Ask(
+                name="sum",
+                history=[
+                    "s You are summarizing a conversation to preserve context for continuing work later.",
+                    Q,
+                    A,
+                    "u Provide a detailed summary of our conversation above.",
+                ],
+                reply=SUMMARY,
+                expect={"kind": Kind.SIDE},
+            ),
+            Ask(
+                name="2",
+                history=[S, f"u {SUMMARY}", THANKS],
+                reply=BOOKED,
+                expect=reacts("1", THANKS[2:], how="distinctive") | {"session": "1", "unlinked": None},
+            ),
+            Ask(
+                name="3",
+                history=[S, f"u {SUMMARY}", THANKS, f"a {BOOKED}", BYE],
+                expect=reacts("2", BYE[2:]) | {"session": "1"},
+            ),
+        ],
+        {"1": "closed", "sum": "dropped side", "2": "closed"},
+    ),
+    "a person sends the text of a main reply as a message of a new conversation: it is no summary": (
+        [FIRST, Ask(name="2", history=[S, f"u {LONG}", THANKS], expect=no_reaction() | {"unlinked": None})],
+        {"1": "served"},
+    ),
     "langmem keeps the system message of the application before the summary": (
         [
             FIRST,

@@ -13,6 +13,7 @@ from openclaw_rl.types import ExchangeStatus
 ID1, ID2, ID3 = "call_3f9c1e7a5b2d4c6e8f0a1b2c", "call_a07d44c19be2f35868d1e0b7", "call_5512fe90cc3a7b84d6e2190f"
 CAT = calls((ID1, "shell", '{"command": "cat nowhere.txt"}'))
 LIST = calls((ID2, "shell", '{"command": "ls"}'))
+BOTH = calls((ID1, "shell", '{"command": "cat nowhere.txt"}'), (ID2, "shell", '{"command": "ls"}'))
 READ = calls((ID3, "shell", '{"command": "cat notes.txt"}'))
 MISSING = "cat: nowhere.txt: No such file"
 CLEARED, PRUNED = "[cleared]", "[Old tool result content cleared]"
@@ -32,6 +33,57 @@ TOOLS: dict[str, Case] = {
             ),
         ],
         {"1": "closed", "2": "closed", "3": "served"},
+    ),
+    "a clock in the system prompt: the short reply after a tool result is the one that continued it": (
+        [
+            Ask(name="1", history=["s It is 9:00.", Q], reply=CAT),
+            Ask(name="2", history=["s It is 9:01.", Q, CAT, CAT_RESULT], reply="Gone."),
+            Ask(
+                name="3",
+                history=["s It is 9:02.", Q, CAT, CAT_RESULT, "a Gone.", THANKS],
+                reply="Sure.",
+                expect=reacts("2", THANKS[2:], how="sequence"),
+            ),
+            Ask(
+                name="4",
+                history=["s It is 9:03.", Q, CAT, CAT_RESULT, "a Gone.", THANKS, "a Sure.", "u Look again."],
+                expect=reacts("3", "Look again.", how="sequence") | {"session": "1"},
+            ),
+        ],
+        {"1": "closed", "2": "closed", "3": "closed", "4": "served"},
+    ),
+    "the results of two calls in another order: the short reply behind them keeps its reaction": (
+        [
+            Ask(name="1", history=[S, Q], reply=BOTH),
+            Ask(name="2", history=[S, Q, BOTH, LIST_RESULT, CAT_RESULT], reply="Gone."),
+            Ask(
+                name="3",
+                history=[S, Q, BOTH, CAT_RESULT, LIST_RESULT, "a Gone.", THANKS],
+                expect=reacts("2", THANKS[2:], how="sequence"),
+            ),
+        ],
+        {"1": "closed", "2": "closed", "3": "served"},
+    ),
+    "two equal short replies continued the call: neither is certain": (
+        [
+            Ask(name="1", history=["s It is 9:00.", Q], reply=CAT),
+            Ask(name="2", history=["s It is 9:01.", Q, CAT, CAT_RESULT], reply="Gone."),
+            Ask(name="3", history=["s It is 9:02.", Q, CAT, CAT_RESULT], reply="Gone."),
+            Ask(name="4", history=["s It is 9:03.", Q, CAT, CAT_RESULT, "a Gone.", THANKS], expect=no_reaction("1")),
+        ],
+        {"2": "served", "3": "served"},
+    ),
+    "another model answered another message after the call, in the same few words": (
+        [
+            Ask(name="1", history=["s It is 9:00.", Q], reply=CAT),
+            Ask(name="2", history=["s It is 9:01.", Q, CAT, CAT_RESULT], reply="Gone."),
+            Ask(
+                name="3",
+                history=["s It is 9:02.", Q, CAT, result(ID1, "Dinner: Friday."), "a Gone.", THANKS],
+                expect=no_reaction("1"),
+            ),
+        ],
+        {"2": "served"},
     ),
     "results are cleared one after another: every turn keeps the result that it really got": (
         [

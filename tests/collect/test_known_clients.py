@@ -54,6 +54,12 @@ def test_what_a_person_writes_is_no_client_prompt(text: str) -> None:
     assert CLASSIFIER.side_pattern_match(message) is None
 
 
+def test_the_title_prompt_of_chatbox_is_a_client_prompt() -> None:
+    text = "Based on the chat history, give this conversation a name.\nKeep it short - 30 characters max."
+    assert CLASSIFIER.is_client_prompt(user(text))
+    assert CLASSIFIER.side_pattern_match(user(text)) is not None
+
+
 @pytest.mark.parametrize("known", [True, False])
 def test_the_setting_turns_the_catalogue_off(tmp_path: Path, known: bool) -> None:
     world = Stored(tmp_path / "store.db")

@@ -203,6 +203,9 @@ class Memory:
     def by_own(self, scope: str, owns: Collection[bytes]) -> list[ExchangeSummary]:
         return self._look("own", scope, owns)
 
+    def by_own_in_session(self, scope: str, session: str, own: bytes) -> list[ExchangeSummary]:
+        return [p for p in self._look("own", scope, [own]) if p.session == session]
+
     def by_context(self, scope: str, chains: Collection[bytes]) -> list[ExchangeSummary]:
         return self._look("context", scope, chains)
 

@@ -18,3 +18,10 @@ def test_a_log_for_machines_and_one_for_people(tmp_path: Path) -> None:
     assert line.endswith(" INFO version 1: 4 turns")
     assert (tmp_path / "training.log").stat().st_mode & 0o777 == 0o600
     assert log.name == "openclaw_rl"
+
+
+def test_a_library_does_not_warn_of_kernels_that_nothing_needs() -> None:
+    setup_logging("train", None)
+    kernels = logging.getLogger("bitsandbytes.backends.cpu.ops")
+    assert not kernels.isEnabledFor(logging.WARNING)
+    assert kernels.isEnabledFor(logging.ERROR)

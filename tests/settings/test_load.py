@@ -118,6 +118,11 @@ def test_two_spellings_that_disagree_are_an_error() -> None:
         ("serve: {sampling_override: {temperature: .inf}}", "temperature: Input should be a finite number"),
         ("serve: {sampling_override: {temprature: 1}}", "Did you mean .serve.sampling_override.temperature"),
         ("serve: {sampling_override: {top_p: 2}}", "serve.sampling_override.top_p: Input should be less than"),
+        (
+            "serve: {cors_origins: ['http://localhost:3000/']}",
+            "serve.cors_origins: expected origins like .* no slash",
+        ),
+        ("serve: {cors_origins: [chat.example]}", "serve.cors_origins: expected origins like https://chat.example"),
         ("train: {lora: {rank: yes}}", "train.lora.rank: expected a number .got True."),
         ("train: {lora: 8}", "train.lora is a section: expected keys below it, such as train.lora.alpha, got 8"),
         ("lora: {}", "unknown setting 'lora'"),

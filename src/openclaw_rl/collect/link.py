@@ -34,7 +34,7 @@ class ReactionLink:
     turn: str
     messages: tuple[int, ...]  # positions in the request's messages
     signature: bytes  # 16 bytes, of these messages' marks; equal messages have equal signatures
-    how: str  # EXACT | DISTINCTIVE
+    how: str  # EXACT | TOOL_CALL | SEQUENCE | DISTINCTIVE
     superseded: tuple[str, ...] = ()  # other replies to the same history, which the conversation did not continue
     redacted: bool = False  # the text of turn or reaction was not stored, so it cannot be judged
     was_side: bool = False  # it was taken for side traffic, but the conversation continued after it, so it is main

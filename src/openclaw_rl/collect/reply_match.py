@@ -2,9 +2,10 @@
 
 The ways, from the most certain: the reply that the client named (`previous_response_id`), a tool call id of this
 gateway, an equal hash chain (the same history up to and including the reply), the same history and a reply to which
-the client added a stop string that it had requested, and a distinctive reply that only one exchange gave. The last one
-also needs a tie: the same message before the reply, a session, user or agent that both name, another reply of the same
-session in the request, or a summary by this gateway in front of it.
+the client added a stop string that it had requested, the only short reply with this text that continued the linked
+reply before it, and a distinctive reply that only one exchange gave. The last one also needs a tie: the same message
+before the reply, a session, user or agent that both name, another reply of the same session in the request, or a
+summary by this gateway in front of it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from openclaw_rl.store.exchange_index import ExchangeIndex, ExchangeSummary
 from openclaw_rl.store.turn_states import DropReason
 from openclaw_rl.types import ExchangeStatus, Kind, Mark, Request, TurnState
 
-EXACT, TOOL_CALL, DISTINCTIVE = "exact", "tool_call", "distinctive"
+EXACT, TOOL_CALL, SEQUENCE, DISTINCTIVE = "exact", "tool_call", "sequence", "distinctive"
 REOPENED_BY_REACTION = frozenset({DropReason.TIMEOUT, DropReason.SESSION_DONE, DropReason.SUPERSEDED})
 """Reasons of turns that were dropped because they had no reaction: a late reaction reopens them."""
 MAX_REACTIONS = 2
@@ -107,10 +108,16 @@ class ReplyMatcher:
 
     def find_matches(self, reactions: Mapping[int, ReactionMessages]) -> dict[int, ReplyMatch]:
         """Return the match of each assistant message, by its position in the request's marks."""
-        certain = {at: self._match_certain(at, reactions[at]) for at in self.positions}
+        certain: dict[int, ReplyMatch | None] = {}
+        for number, at in enumerate(self.positions):
+            before = self.positions[number - 1] if number else None
+            earlier = certain[before] if before is not None else None
+            certain[at] = self._match_certain(at, reactions[at])
+            if certain[at] is None and before is not None and earlier is not None and earlier.past is not None:
+                certain[at] = self._match_next(earlier.past, before, at, reactions[at])
         open_ = [at for at, match in certain.items() if match is None]
-        before = self._index.last_messages([p for at in open_ for p in self._same_text(at)])
-        tied = {at: [p for p in self._same_text(at) if self._has_tie(at, p, before)] for at in open_}
+        last = self._index.last_messages([p for at in open_ for p in self._same_text(at)])
+        tied = {at: [p for p in self._same_text(at) if self._has_tie(at, p, last)] for at in open_}
         sessions = {match.past.session for match in certain.values() if match is not None and match.past is not None}
         sessions |= {past.session for pasts in tied.values() for past in pasts}
         out = {}
@@ -134,16 +141,16 @@ class ReplyMatcher:
         count = max(len(self._same_text(at)), self._reply_counts[mark.own])
         if mark.own in self._refused and not self._same_text(at):
             reason = f"its reply was given under another {self._refused[mark.own]}"
+        elif self._by_context.get(self._chain_before(at)) and not self._same_text(at):
+            reason = "the client sends another text in place of the reply to the same history"
         elif not mark.distinctive:
             reason = "a reply under 24 characters is only matched in an unchanged history"
         elif self._same_text(at) and count > 1:
             reason = f"ambiguous: {count} replies have the same text"
         elif self._same_text(at):
             reason = _NO_TIE
-        elif self._by_context.get(self._chain_before(at)):
-            reason = "the client sends another text in place of the reply to the same history"
         else:
-            reason = "its replies are not from this gateway"
+            reason = "its replies are not from this gateway, or were given under another API key"
         return ReplyMatch(unlinked_reason=reason)
 
     # ------------------------------------------------------------------------------------------------- the candidates
@@ -245,6 +252,24 @@ class ReplyMatcher:
             return _match_one(owner, EXACT if same else TOOL_CALL, reaction)
         equal = self._certain_candidates(at) or self._without_stop_string(at)
         return self._choose_equal(equal, reaction) if equal else None
+
+    def _match_next(
+        self, earlier: ExchangeSummary, before: int, at: int, reaction: ReactionMessages
+    ) -> ReplyMatch | None:
+        """Match a short reply that continued `earlier`, the linked reply at `before`, if only one such reply has this
+        text. The message that it answered must stand between the two. Earlier parts of the history may have changed."""
+        own = self._request.marks[at].own
+        if self._request.marks[at].distinctive:
+            return None
+        same = [
+            past
+            for past in self._index.by_own_in_session(self._request.scope, earlier.session, own)
+            if past.parent == earlier.id and past.kind is not Kind.SIDE and self._is_delivered(past)
+        ]
+        last = self._index.last_messages(same)
+        between = {mark.own for mark in self._request.marks[before + 1 : at]}
+        same = [past for past in same if last.get(past.id) in between]
+        return _match_one(same[0], SEQUENCE, reaction) if len(same) == 1 else None
 
     def _choose_equal(self, equal: Sequence[ExchangeSummary], reaction: ReactionMessages) -> ReplyMatch:
         """Choose among equal replies to equal histories: the one that has the reaction, else the one that was

@@ -2,7 +2,7 @@
 
 A summary is the reply of a side call. What the person writes next reacts to the last turn before that call. The summary
 stands in a later request as an assistant message (`reply_match.py` finds it), or in a system or user message behind
-words by which a known client introduces it.
+words by which a known client introduces it, or as the whole first user message (Crush).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from openclaw_rl.collect.reply_match import ReactionMessages, mismatch
 from openclaw_rl.collect.traffic import TrafficClassifier
-from openclaw_rl.common.message_hash import DISTINCTIVE_CHARS, own_hash, reaction_signature
+from openclaw_rl.common.message_hash import DISTINCTIVE_CHARS, own_hash, reaction_signature, visible_text
 from openclaw_rl.store.exchange_index import ExchangeIndex, ExchangeSummary
 from openclaw_rl.types import Kind, Message, Request
 
@@ -36,10 +36,27 @@ def find_replaced_history(request: Request, index: ExchangeIndex, sides: Traffic
     for at, mark in reversed(list(enumerate(request.marks)) if request.messages else []):
         if mark.role == "assistant":
             break
-        summary = sides.introduced_summary(request.messages[mark.index])
+        summary = sides.introduced_summary(request.messages[mark.index]) or _side_reply(request, at, index)
         if summary is not None:
             return _find_turn(summary, _reaction_after(request, at, sides), request, index)
     return NOT_REPLACED
+
+
+def _side_reply(request: Request, at: int, index: ExchangeIndex) -> str | None:
+    """Return the text of the user message at mark `at` if it opens the conversation and is the reply of a side call.
+
+    A system message does not count: clients put what they remember into those of other conversations.
+    """
+    mark, earlier = request.marks[at], request.marks[:at]
+    if mark.role != "user" or not mark.distinctive or any(m.role != "system" for m in earlier):
+        return None
+    text = visible_text(request.messages[mark.index]).strip()
+    equal = index.by_own(request.scope, {_reply_hash(text, index)})
+    return text if any(past.kind is Kind.SIDE for past in equal) else None
+
+
+def _reply_hash(text: str, index: ExchangeIndex) -> bytes:
+    return own_hash({"role": "assistant", "content": text}, index.secret)
 
 
 def _reaction_after(request: Request, at: int, sides: TrafficClassifier) -> ReactionMessages:
@@ -62,8 +79,7 @@ def _find_turn(summary: str, reaction: ReactionMessages, request: Request, index
     """Find the turn before the exchange that wrote the summary, if all that wrote it are of one conversation."""
     if len(summary) < DISTINCTIVE_CHARS:
         return ReplacedHistory(unlinked_reason=f"{_SUMMARY} has under {DISTINCTIVE_CHARS} characters")
-    own = own_hash({"role": "assistant", "content": summary}, index.secret)
-    equal = index.by_own(request.scope, {own})
+    equal = index.by_own(request.scope, {_reply_hash(summary, index)})
     wrote = [p for p in equal if _ended_by(p, request.admitted_at) and mismatch(request, p) is None]
     turns = {turn.session: turn for past in wrote if (turn := turn_before_summary(past, index)) is not None}
     if len(turns) == 1:

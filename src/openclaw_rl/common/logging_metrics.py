@@ -91,6 +91,8 @@ def setup_logging(
         handler.close()
     root.setLevel(level.upper())
     root.propagate = False
+    # Without its optional CPU kernels, bitsandbytes (imported by peft) warns of a failure, but nothing needs them.
+    logging.getLogger("bitsandbytes.backends.cpu").setLevel(logging.ERROR)
     stderr = logging.StreamHandler(sys.stderr)
     who = f"{name} " if named else ""
     stderr.setFormatter(PlainFormatter(f"%(asctime)s {who}%(levelname)s %(message)s", "%H:%M:%S"))

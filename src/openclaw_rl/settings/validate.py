@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from operator import attrgetter
 from urllib.parse import urlsplit
@@ -37,6 +38,16 @@ def _check_url(key: str, url: str | None) -> None:
         raise ConfigError(f"{key}: expected an address like http://127.0.0.1:8001, got {url!r}")
 
 
+def _check_origins(origins: Iterable[str]) -> None:
+    """Browsers send an origin as SCHEME://HOST[:PORT] in lower case, without a path; no other text ever matches."""
+    for origin in origins:
+        if origin not in ("*", "null") and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^\s/?#A-Z]+", origin):
+            raise ConfigError(
+                f"serve.cors_origins: expected origins like https://chat.example or http://localhost:3000 (lower case, "
+                f"no path, no slash at the end), or *, got {origin!r}"
+            )
+
+
 _PATHS = (
     "home model.path model.tokenizer judge.path judge.rules_path judge.reward_path judge.plugin_path train.loss.path "
     "train.checkpoint.save_dir train.checkpoint.resume data.path data.export_dir data.watch_dir "
@@ -59,6 +70,7 @@ def validate(config: Config) -> None:
     _check_patterns("collect.side_patterns", config.collect.side_patterns)
     _check_patterns("collect.client_prompt_patterns", config.collect.client_prompt_patterns)
     _check_patterns("serve.ephemeral_patterns", config.serve.ephemeral_patterns)
+    _check_origins(config.serve.cors_origins)
     _check_home_paths(config)
     _check_train(config.train)
     _check_plugins(config)

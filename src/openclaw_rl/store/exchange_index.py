@@ -71,6 +71,11 @@ def _select_by(column: Any) -> Select[Any]:
 
 _by_chain, _by_own = _select_by(t.exchanges.c.reply_chain), _select_by(t.exchanges.c.reply_own)
 _by_context = _select_by(t.exchanges.c.context_chain)
+_by_own_in_session = _base.where(
+    t.turns.c.scope == bindparam("of_scope"),
+    t.turns.c.session == bindparam("session"),
+    t.exchanges.c.reply_own == bindparam("own"),
+).order_by(t.exchanges.c.seq)
 _by_id = _base.where(t.exchanges.c.id == bindparam("id"))
 _signatures = select(t.reactions.c.turn, t.reactions.c.signature).where(
     t.reactions.c.turn.in_(bindparam("turns", expanding=True)), t.reactions.c.signature.is_not(None)
@@ -127,6 +132,12 @@ class ExchangeIndex:
     def by_own(self, scope: str, owns: Collection[bytes]) -> list[ExchangeSummary]:
         """Return the exchanges whose reply has one of these own hashes."""
         return self._find_summaries(_by_own, scope, owns)
+
+    def by_own_in_session(self, scope: str, session: str, own: bytes) -> list[ExchangeSummary]:
+        """Return the exchanges of a session whose reply has this own hash, also if the reply is short."""
+        return self._load_summaries(
+            self._conn.execute(_by_own_in_session, {"of_scope": scope, "session": session, "own": own})
+        )
 
     def by_context(self, scope: str, chains: Collection[bytes]) -> list[ExchangeSummary]:
         """Return the exchanges whose request has one of these history hashes."""

@@ -213,6 +213,14 @@ def test_tools_that_are_not_for_now_are_not_shown(site: Site, client: Client) ->
     assert site.get(reply.id).request.tools == []
 
 
+def test_fields_without_effect_are_named_in_a_header(site: Site, client: Client) -> None:
+    create = client(site).messages.with_raw_response.create
+    plain = create(model=MODEL, max_tokens=9, messages=[USER])
+    odd = create(model=MODEL, max_tokens=9, messages=[USER], service_tier="auto", extra_body={"store": False})
+    assert "X-OpenClaw-Ignored" not in plain.headers
+    assert odd.headers["X-OpenClaw-Ignored"] == "service_tier; store"
+
+
 def test_server_tools_are_named_in_a_header(site: Site, client: Client) -> None:
     tools: Any = [
         WEATHER,

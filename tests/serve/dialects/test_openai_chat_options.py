@@ -113,6 +113,7 @@ def test_a_format_reaches_the_engine_and_is_never_trained_on(site: Site) -> None
         ({"guided_choice": ["a"], "guided_regex": "b"}, "guided_choice: a reply has one format, got guided_choice, gu"),
         ({"guided_choice": []}, "guided_choice: expected a list of strings that are not empty"),
         ({"guided_json": [1]}, "guided_json: expected a JSON schema that is an object, got"),
+        ({"guided_json": "{"}, "guided_json: expected a JSON schema, got text that is not valid JSON"),
         ({"guided_regex": 5}, "guided_regex: expected text, got"),
         ({"guided_grammar": "root ::= ("}, "guided_grammar: expected a Lark or GBNF grammar: "),
         ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs: expected one of json, regex, choice, "),

@@ -252,6 +252,15 @@ def test_store_false_is_told_as_it_is(site: Site) -> None:
     site.get(told.json()["id"])
 
 
+def test_fields_without_effect_are_named(site: Site) -> None:
+    odd = post(site, mood="calm", stop=["x"], n=2, reasoning={"effort": "low"}, metadata={"a": "b"})
+    effort = "reasoning_effort (the model's chat template does not use reasoning_effort)"
+    assert odd.headers["X-OpenClaw-Ignored"] == f"mood; n; stop; {effort}"
+    with pytest.raises(openai.BadRequestError, match="repetition_penalty: not supported"):
+        site.client().responses.create(model=MODEL, input="hi", extra_body={"repetition_penalty": 1.3})
+    assert site.count() == 1
+
+
 def test_how_long_a_prompt_is(site: Site) -> None:
     first = site.client().responses.create(model=MODEL, input="hi", instructions="Be brief.", tools=[FUNCTION])
     counted = site.client().responses.input_tokens.count(

@@ -31,6 +31,7 @@ from openclaw_rl.serve.dialects.base import (
     readable_text,
     sse_event,
 )
+from openclaw_rl.serve.dialects.openai_chat_options import read_ignored, read_keys
 from openclaw_rl.serve.dialects.prompt_tools import read_schema, reply_constraint
 from openclaw_rl.serve.dialects.validation import (
     RequestBody,
@@ -78,7 +79,7 @@ class _OutputConfig(msgspec.Struct):
 
 
 class _MessagesBody(RequestBody, kw_only=True):
-    """Request body, with the keys that are used; all others are accepted and ignored."""
+    """Request body, with the keys that are used; others are ignored and named, or refused."""
 
     messages: list[msgspec.Raw]
     max_tokens: int | None = None
@@ -92,6 +93,7 @@ class _MessagesBody(RequestBody, kw_only=True):
 
 
 _decoder = msgspec.json.Decoder(_MessagesBody)
+_KNOWN_KEYS = frozenset(_MessagesBody.__struct_fields__)
 
 
 class MessagesDialect(Dialect):
@@ -107,13 +109,15 @@ class MessagesDialect(Dialect):
         b = decode_json(_decoder, body)
         if b.max_tokens is None:
             raise field_error("max_tokens", "this field is required; expected the maximum number of reply tokens.")
-        return self._to_request(b, headers, len(body))
+        return self._to_request(b, headers, len(body), read_ignored(read_keys(body), _KNOWN_KEYS))
 
     def decode_count_request(self, body: bytes, headers: Mapping[str, str]) -> ChatRequest:
         """Decode the body of a token count request, in which `max_tokens` is optional."""
         return self._to_request(decode_json(_decoder, body), headers, len(body))
 
-    def _to_request(self, b: _MessagesBody, headers: Mapping[str, str], size: int) -> ChatRequest:
+    def _to_request(
+        self, b: _MessagesBody, headers: Mapping[str, str], size: int, ignored: Sequence[str] = ()
+    ) -> ChatRequest:
         raw, messages = self._read_conversation(b)
         prefix = take_prefix(raw, messages, "messages") if messages[-1]["role"] == "assistant" else None
         known, (schema, schema_field) = self._tools.read(bytes(b.tools), "tools"), _read_format(b)
@@ -137,7 +141,7 @@ class MessagesDialect(Dialect):
             id_prefix="msg_",
             constraint=reply_constraint(choice, schema, schema_field, tools),
             parallel_calls=not (b.tool_choice and b.tool_choice.disable_parallel_tool_use),
-            ignored_fields=tuple(known.ignored),
+            ignored_fields=(*known.ignored, *ignored),
         )
 
     def _read_conversation(self, b: _MessagesBody) -> tuple[list[bytes], list[Message]]:

@@ -90,7 +90,12 @@ def read_format(given: Mapping[str, msgspec.Raw]) -> ResponseConstraint | None:
 
 
 def _json_schema(value: Any, place: str) -> Mapping[str, Any]:
-    schema = decode_json(_any_decoder, value.encode(), place) if isinstance(value, str) else value
+    schema = value
+    if isinstance(value, str):
+        try:
+            schema = _any_decoder.decode(value)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise field_error(place, f"expected a JSON schema, got text that is not valid JSON: {error}.") from None
     if not isinstance(schema, dict):
         raise field_error(place, f"expected a JSON schema that is an object, got {json_type_name(schema)}.")
     return schema

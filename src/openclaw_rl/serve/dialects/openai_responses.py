@@ -10,6 +10,7 @@ import msgspec
 from openclaw_rl.errors import RequestError
 from openclaw_rl.serve.chat_request import ChatRequest, FinishedChoice, ReplyHeader, check_id_length, field_error
 from openclaw_rl.serve.dialects.base import TOOLS_CACHE_BYTES, Dialect, RawCache
+from openclaw_rl.serve.dialects.openai_chat_options import read_ignored, read_keys
 from openclaw_rl.serve.dialects.openai_responses_input import DIALECT, ID_PREFIX, read_input, system_message
 from openclaw_rl.serve.dialects.openai_responses_output import (
     ItemIdGenerator,
@@ -46,7 +47,7 @@ class _CodexTurn(msgspec.Struct):
 
 
 class _ResponsesBody(OpenAIBody, kw_only=True):
-    """Request body, with the keys that are used; all others are accepted and ignored."""
+    """Request body, with the keys that are used; others are ignored and named, or refused."""
 
     input: str | list[dict[str, Any]] | None = None
     instructions: str | None = None
@@ -68,6 +69,7 @@ class _ResponsesBody(OpenAIBody, kw_only=True):
 
 
 _decoder = msgspec.json.Decoder(_ResponsesBody)
+_KNOWN_KEYS = frozenset(_ResponsesBody.__struct_fields__)
 _codex_turn_decoder = msgspec.json.Decoder(_CodexTurn)
 
 
@@ -82,11 +84,14 @@ class ResponsesDialect(Dialect):
 
     def decode(self, body: bytes, headers: Mapping[str, str]) -> ChatRequest:
         try:
-            return self._to_request(decode_json(_decoder, body), headers, len(body))
+            b = decode_json(_decoder, body)
+            return self._to_request(b, headers, len(body), read_ignored(read_keys(body), _KNOWN_KEYS))
         except RecursionError:
             raise RequestError("the body is nested too deeply.") from None
 
-    def _to_request(self, b: _ResponsesBody, headers: Mapping[str, str], size: int) -> ChatRequest:
+    def _to_request(
+        self, b: _ResponsesBody, headers: Mapping[str, str], size: int, ignored: Sequence[str]
+    ) -> ChatRequest:
         _check_unsupported(b)
         box = self._tools.read(bytes(b.tools), "tools")
         choice = box.read_choice(b.tool_choice, chosen_name)
@@ -98,12 +103,14 @@ class ResponsesDialect(Dialect):
         given = read_input(b.input)
         messages = [*own, *given.messages]
         include = b.include or ()
+        effort = (b.reasoning and b.reasoning.effort) or ""
         return ChatRequest(
             model=b.model or "",
             messages=messages,
             tools=tools,
             sampling=read_sampling(b, limit=b.max_output_tokens, stop=None, names=("max_output_tokens", "stop")),
-            template_variables=_template_variables(b),
+            template_variables=({"reasoning_effort": effort} if effort else {}) | (b.chat_template_kwargs or {}),
+            reasoning_effort=effort,
             stream=bool(b.stream),
             logprobs=INCLUDE_LOGPROBS in include,
             top_logprobs=read_top_logprobs(b.top_logprobs) if INCLUDE_LOGPROBS in include else 0,
@@ -122,7 +129,7 @@ class ResponsesDialect(Dialect):
             references={n + len(own): id for n, id in given.references.items()},
             has_instructions=bool(own),
             dialect_state=ResponseOptions(echo=echo, origins=box.origins, seal=INCLUDE_REASONING in include),
-            ignored_fields=tuple(dict.fromkeys([*box.ignored, *given.ignored, *_ignored_fields(b)])),
+            ignored_fields=tuple(dict.fromkeys([*box.ignored, *given.ignored, *_ignored_fields(b), *ignored])),
         )
 
     def encode_count(self, tokens: int) -> bytes:
@@ -155,11 +162,6 @@ def _check_depth(echo: Any) -> None:
     for _ in range(_DEPTH_MARGIN):
         echo = [echo]
     to_json(echo)
-
-
-def _template_variables(b: _ResponsesBody) -> dict[str, Any]:
-    effort = b.reasoning.effort if b.reasoning else None
-    return ({"reasoning_effort": effort} if effort else {}) | (b.chat_template_kwargs or {})
 
 
 def _read_session(b: _ResponsesBody, headers: Mapping[str, str]) -> str | None:
