@@ -36,6 +36,8 @@ from openclaw_rl.supervisor import completion
 from openclaw_rl.supervisor.engine_probe import EngineProbe
 from openclaw_rl.supervisor.heartbeat_monitor import CHECK_INTERVAL
 from openclaw_rl.supervisor.worker_process import WorkerProcess
+from openclaw_rl.supervisor.write_lock import CHECK_INTERVAL as LOCK_CHECK_INTERVAL
+from openclaw_rl.supervisor.write_lock import WriteLockMonitor
 from openclaw_rl.train import resume
 
 log = logging.getLogger("openclaw_rl.run")
@@ -132,7 +134,8 @@ class Supervisor:
         beat = asyncio.create_task(self._heartbeat_loop(stop), name="supervisor-beat")
         stopped = asyncio.create_task(stop.wait(), name="supervisor-stop")
         probes = [asyncio.create_task(p.run(stop), name=f"probe-{name}") for name, p in self._probes.items()]
-        tasks = [*keepers, beat, stopped, *probes]
+        lock_watch = asyncio.create_task(self._watch_write_lock(stop), name="supervisor-lock")
+        tasks = [*keepers, beat, stopped, *probes, lock_watch]
         if completion.ends_by_itself(self._config, self._worker_names):
             tasks.append(asyncio.create_task(completion.stop_when_finished(self._config, stop)))
         try:
@@ -230,10 +233,19 @@ class Supervisor:
                 at, own = probe.answer_since(child.started_at), True
             else:
                 at, own = (beat.at, beat.pid == pid) if beat is not None else (None, False)
-            if child.monitor.record_check(at, time.monotonic(), own=own) and child.process is not None:
-                log.warning("%s has sent no heartbeat for %g s: killing it", child.name, child.monitor.silence_limit)
-                with contextlib.suppress(ProcessLookupError):
-                    child.process.kill()  # SIGTERM needs the event loop that hangs
+            if child.monitor.record_check(at, time.monotonic(), own=own):
+                child.kill(f"no heartbeat for {child.monitor.silence_limit:g} s")
+
+    async def _watch_write_lock(self, stop: asyncio.Event) -> None:
+        """Kill a worker that keeps the write lock. No heartbeat can be written meanwhile, so none is missed."""
+        monitor = WriteLockMonitor(self._config.store_path)
+        while not stop.is_set():
+            await wait_or_stop(stop, LOCK_CHECK_INTERVAL)
+            if (stuck := await asyncio.to_thread(monitor.find_stuck_writer, time.monotonic())) is None:
+                continue
+            for child in self._workers:
+                if child.pid == stuck.pid:
+                    child.kill(f"it held the write lock of the store for {stuck.seconds:.0f} s without a commit")
 
     def _replace_mended(self, beats: Mapping[str, heartbeats.Heartbeat]) -> None:
         """End the process of a worker that runs but reports that it cannot work, once a file that it loads changes."""

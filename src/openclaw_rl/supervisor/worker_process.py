@@ -36,6 +36,7 @@ class WorkerProcess:
         self.name, self._config = name, config
         self.process: asyncio.subprocess.Process | None = None
         self.monitor, self.output, self.crashes = self._new_monitor(), WorkerOutput(), CrashHistory()
+        self.kill_reason = ""  # why the supervisor killed the process
         self.is_replaced = False  # the supervisor ended the process because a file that it loads has changed
         self.restart_at = 0.0  # monotonic seconds; when a crashed worker is started again
         self.started_at = 0.0  # monotonic seconds
@@ -70,7 +71,8 @@ class WorkerProcess:
         if self.has_changed_files():  # the cause of the crashes may be gone
             self.crashes = CrashHistory()
         self._files_state = loaded_files_state(self._config, self.name)
-        self.monitor, self.output, self.is_replaced = self._new_monitor(), WorkerOutput(), False
+        self.monitor, self.output = self._new_monitor(), WorkerOutput()
+        self.is_replaced, self.kill_reason = False, ""
         self.started_at = time.monotonic()
         self.process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "openclaw_rl", "worker", self.name, f"--with-parent={os.getpid()}"),
@@ -97,15 +99,23 @@ class WorkerProcess:
                 with contextlib.suppress(OSError):  # it may be a file on a full disk
                     sys.stderr.write(f"{self.name:>8} | {to_printable(line)}\n")
 
+    def kill(self, reason: str) -> None:
+        """Kill a process that hangs. SIGTERM would need the event loop that hangs."""
+        if self.process is None or self.pid is None or self.kill_reason:
+            return
+        self.kill_reason = reason
+        log.warning("%s: %s. It is killed", self.name, reason)
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+
     def record_crash(self, code: int, delays: tuple[float, float]) -> float:
         """Record the end of the process, and return the seconds until the next start. `delays`: first and longest."""
-        hung = self.monitor.is_hung
-        words = f"no heartbeat for {self.monitor.silence_limit:g} s" if hung else describe_exit(code)
+        words = self.kill_reason or describe_exit(code)
         self.crashes.record_crash(
             words,
             crash_reason(words, self.output),
             crash_cure(self._config, self.name, words, self.output),
-            recovered=not hung and self._has_recovered,
+            recovered=not self.kill_reason and self._has_recovered,
         )
         delay = self.crashes.restart_delay(*delays)
         self.restart_at = time.monotonic() + delay
