@@ -36,7 +36,7 @@ MAY_IMPORT = {
     "status": f"{BASE} methods store render engines train",
     "connect": f"{BASE} render supervisor",
     "rollouts": f"{BASE} plugins supervisor",
-    "evals": f"{BASE} judge supervisor",
+    "evals": f"{BASE} protocols judge supervisor",
     "doctor": f"{BASE} store render engines train trajectories supervisor status rollouts",
     "cli": f"{BASE} store render plugins train trajectories supervisor status connect rollouts evals doctor",
     "__main__": "cli",

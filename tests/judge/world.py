@@ -56,7 +56,7 @@ class World:
             mark=None,
             finished_at=2.0,
         )
-        with self.store.write() as conn:
+        with self.store.write(durable=False) as conn:
             exchanges.admit(conn, [request])
             exchanges.finish(conn, [reply])
 
@@ -67,7 +67,7 @@ class World:
         if not known:
             self.served(id)
         messages = tuple({"role": role, "content": words} for words in said)
-        with self.store.write() as conn:
+        with self.store.write(durable=False) as conn:
             signature = repr(said).encode()
             assert reactions.record_reaction(
                 conn, id, messages=messages, signature=signature, source="u", how="exact", at=3.0
@@ -76,13 +76,18 @@ class World:
     def give(self, id: str, **feedback: Any) -> None:
         """Explicit feedback arrives and is taken up."""
         given = Feedback(id=f"f-{id}-{feedback}", scope="s", target=id, given_at=4.0, **feedback)
-        with self.store.write() as conn:
+        with self.store.write(durable=False) as conn:
             exchanges.add_feedback(conn, [given])
             assert reactions.record_pending_feedback(conn, id, 4.0)
 
     def verdict(self, id: str) -> Verdict | None:
         with self.store.read() as conn:
             return turns.current_verdict(conn, id)
+
+    def waiting(self) -> bool:
+        """Whether a turn waits for its verdict."""
+        with self.store.read() as conn:
+            return turns.count_unjudged(conn)[0] > 0
 
     def judged(self) -> int:
         with self.store.read() as conn:

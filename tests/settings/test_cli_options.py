@@ -20,6 +20,8 @@ def commands(group: click.Group, above: str = "") -> Iterator[tuple[str, click.C
             yield from commands(command, f"{above}{name} ")
         else:
             yield f"{above}{name}", command
+            for below, one in getattr(command, "subcommands", {}).items():
+                yield f"{above}{name} {below}", one
 
 
 EVERY = [*commands(cli), ("starter", build_starter.main)]

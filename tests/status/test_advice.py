@@ -16,6 +16,7 @@ import yaml
 from tests.settings.test_cli_options import EVERY
 from tests.store import world
 
+from openclaw_rl.common.rater_agreement import Kappa
 from openclaw_rl.judge.voting import majority_score
 from openclaw_rl.serve.gateway import sampling_fields
 from openclaw_rl.settings.aliases import all_aliases
@@ -132,6 +133,7 @@ SITUATIONS: Mapping[str, dict[str, Any]] = {
     "too few votes for one score": {"verdicts": voted(1, 1, 1, 1, -1, threshold=1.0)},
     "different votes": {"verdicts": voted(1, 1, -1)},
     "feedback": {"agreement": (0, 20)},
+    "a judge below its bar": {"untrusted_judges": {"rules@1": Kappa(value=0.0, low=-0.3, high=0.3, pairs=40)}},
     "rejected steps": {"steps": [{"state": "rejected", "gradient/norm": 200.0}] * 3},
     "steps that change nothing": {"steps": [{"kl/step": 1e-9, "learning_rate": 1e-6}] * 5},
     "a full disk": {"full_disks": ["the disk of /home/me is full: 1.0 MiB are free, and 8 MiB are needed"]},
@@ -174,6 +176,7 @@ def snapshot(config: Config, situation: Mapping[str, Any]) -> HealthSnapshot:
         **{"log_lines": [], "steps": [], "heartbeat_notes": {}, "verdicts": [], "unlinked_reasons": []},
         **{"empty_reactions": 0, "main_turns": 0, "isolated_turns": 0, "waiting_turns": 0, "trainable_turns": 0},
         **{"longest_wait": 0.0, "agreement": (0, 0), "worker_problems": [], "damaged_versions": [], "full_disks": []},
+        "untrusted_judges": {},
     }
     return HealthSnapshot(config=config, now=NOW, **nothing | dict(situation))
 

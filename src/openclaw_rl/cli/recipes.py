@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from openclaw_rl.cli.evaluate_judge import EvaluateCommand, prepare_file, progress_bar
 from openclaw_rl.cli.load_config import load_config
 from openclaw_rl.common.assets import ASSETS
 from openclaw_rl.common.printable import echo, to_printable_json
 from openclaw_rl.errors import ConfigError
-from openclaw_rl.settings.cli_options import FlagCommand, settings_options
-
-if TYPE_CHECKING:
-    from openclaw_rl.evals.task_scores import EvalResult
-    from openclaw_rl.settings.load import Config
+from openclaw_rl.settings.cli_options import settings_options
 
 
 @click.command("new-method")
@@ -34,7 +30,7 @@ def make_method(name: str, into: str) -> None:
     echo(f"Next: bash {script}", err=True)
 
 
-@click.command("evaluate", cls=FlagCommand, shown=("model.", "engine.", "judge."))
+@click.command("evaluate", cls=EvaluateCommand, shown=("model.", "engine.", "judge."))
 @click.option(
     "--eval-tasks",
     "names",
@@ -61,17 +57,19 @@ def run_evaluation(
     The coding tasks run code that the model writes: in a process with limits, but without a sandbox.
     """
     from openclaw_rl.evals import task_report
+    from openclaw_rl.evals.task_scores import evaluate_model
 
     config = load_config(**options, strict=True)
     if out:
-        _prepare_file(Path(out))
+        prepare_file(Path(out))
     if config.judge.kind in ("classifier", "plugin"):
         echo(
             f"note: judge.kind is {config.judge.kind}, which scores reactions. The tasks have none, so measurable "
             "properties score them",
             err=True,
         )
-    result = _evaluate_with_progress(config, names.split(","), num, max_tokens)
+    with progress_bar() as show:
+        result = evaluate_model(config, names.split(","), num=num, max_tokens=max_tokens, show=show)
     text = to_printable_json(task_report.report_json(result), indent=2)
     if out:
         Path(out).write_text(text + "\n", encoding="utf-8")
@@ -79,36 +77,6 @@ def run_evaluation(
     for error in result.errors:
         echo(f"openclaw-rl: a task has no score: {error}", err=True)
     sys.exit(1 if result.errors else 0)
-
-
-def _evaluate_with_progress(
-    config: Config, kinds: Sequence[str], num: int | None, max_tokens: int | None
-) -> EvalResult:
-    """Evaluate the model; show a progress bar if stderr is a terminal."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    from openclaw_rl.common.terminal import TerminalConsole
-    from openclaw_rl.evals.task_scores import evaluate_model
-
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    console = TerminalConsole(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("", total=None)
-
-        def show_progress(what: str, done: int, total: int | None) -> None:
-            progress.update(bar, description=what, completed=done, total=total)
-
-        return evaluate_model(config, kinds, num=num, max_tokens=max_tokens, show=show_progress)
-
-
-def _prepare_file(file: Path) -> None:
-    """Create the folder of the output file, before the evaluation starts. Raise `ConfigError` if it cannot be used."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--out {file}: its folder cannot be created ({error.strerror}). Choose another.") from None
-    if file.is_dir():
-        raise ConfigError(f"--out {file}: expected a file, got a folder")
 
 
 _TEMPLATE_DIR = ASSETS / "method"

@@ -96,7 +96,7 @@ def evaluate_model(
         make_grader = None
         if _JUDGED_KIND in wanted and config.judge.kind == "llm":
             show("checking the judge", 0, None)
-            make_grader = running.enter_context(_judge_model(config, home))
+            make_grader = running.enter_context(_grader_maker(config, home))
             asyncio.run(_check_grader(make_grader))
         show("starting the model", 0, None)
         system = running.enter_context(SubprocessSystem(_scratch_config(config, home), command="serve"))
@@ -117,17 +117,27 @@ def _scratch_config(config: Config, home: str) -> Config:
 
 
 @contextlib.contextmanager
-def _judge_model(config: Config, home: str) -> Iterator[Callable[[], ReplyGrader]]:
-    """Yield a function that makes a grader. A model at `judge.path` is served beside the scored one meanwhile."""
+def served_judge(config: Config, home: str) -> Iterator[Callable[[], ChatClient | None]]:
+    """Serve a model at `judge.path` until the block ends. Yields a function that returns a client for it.
+
+    The function returns None if there is no such model: then the judge has an endpoint of its own.
+    """
     if config.judge.path is None:
-        yield lambda: ReplyGrader(config)
+        yield lambda: None
         return
     served = local_model.engine_config(config.model_copy(update={"home": home}))
     with SubprocessSystem(_scratch_config(served, served.home), command="serve") as system:
         url, name = f"{system.base_url}/v1", f"{served.model.name}@0"
         endpoint = config.judge.model_copy(update={"base_url": url, "model": name, "api_key": system.api_key})
         connections = config.judge.workers * config.judge.num_judges
-        yield lambda: ReplyGrader(config, asked=ChatClient("judge", endpoint, connections=connections))
+        yield lambda: ChatClient("judge", endpoint, connections=connections)
+
+
+@contextlib.contextmanager
+def _grader_maker(config: Config, home: str) -> Iterator[Callable[[], ReplyGrader]]:
+    """Yield a function that makes a grader."""
+    with served_judge(config, home) as make_client:
+        yield lambda: ReplyGrader(config, asked=make_client())
 
 
 async def _check_grader(make_grader: Callable[[], ReplyGrader]) -> None:

@@ -17,6 +17,7 @@ from openclaw_rl.common.worker_loop import DiskPause, HeartbeatTimer
 from openclaw_rl.errors import DamagedRow, OpenClawError, StoreError
 from openclaw_rl.judge import plugin, reward_model, user_feedback
 from openclaw_rl.judge.backoff import backoff_delay
+from openclaw_rl.judge.comparison import ComparisonQueue
 from openclaw_rl.judge.llm import LlmJudge
 from openclaw_rl.judge.rules import RulesJudge
 from openclaw_rl.judge.teacher import Teacher
@@ -24,7 +25,7 @@ from openclaw_rl.judge.vote_parser import replace_surrogates
 from openclaw_rl.judge.voting import replace_verdict_surrogates
 from openclaw_rl.protocols import Judge
 from openclaw_rl.settings.load import Config
-from openclaw_rl.store import heartbeats, turns
+from openclaw_rl.store import heartbeats, turns, version_stats
 from openclaw_rl.store.db import Store
 from openclaw_rl.types import JudgeInput, Verdict
 
@@ -92,7 +93,7 @@ class JudgeQueue:
     """Queue of closed turns: running judge tasks, ready turns, and failed turns that wait for a retry."""
 
     def __init__(self, config: Config, store: Store, judge: Judge, teacher: Teacher | None) -> None:
-        self._poll = config.judge.poll
+        self._poll, self._min_kappa = config.judge.poll, config.judge.min_kappa
         self._workers = config.judge.workers
         self._store = store
         self._judge = judge
@@ -109,6 +110,9 @@ class JudgeQueue:
         self._seen_progress = progress_count()
         self._attempts = heartbeats.AttemptLog(store, "judge")
         self._deaths: dict[str, int] = {}  # turns on which an earlier worker died (`_attempt_ref`)
+        self._comparisons = ComparisonQueue(store, judge, config.judge.max_comparisons)
+        self._untrusted: set[str] = set()  # judges whose verdicts are not trained on
+        self._trust_is_current = False  # since the last process, `judge.min_kappa` may have changed
 
     async def run(self, stop: asyncio.Event) -> None:
         self._deaths = await asyncio.to_thread(self._attempts.deaths)
@@ -130,12 +134,15 @@ class JudgeQueue:
             stopped.cancel()
 
     async def _run_once(self, stopped: asyncio.Task[Any]) -> None:
+        if not self._trust_is_current:
+            await asyncio.to_thread(self._save_comparisons, [])
         await self._read_closed_turns()
         await self._fill_workers()
-        done, _ = await asyncio.wait(
-            {stopped, *self._tasks.values()}, timeout=self._poll, return_when=asyncio.FIRST_COMPLETED
-        )
+        running = {stopped, *self._tasks.values(), *self._comparisons.tasks}
+        done, _ = await asyncio.wait(running, timeout=self._poll, return_when=asyncio.FIRST_COMPLETED)
         await self._save_judged([key for key, task in self._tasks.items() if task in done])
+        if compared := self._comparisons.take_finished():
+            await asyncio.to_thread(self._save_comparisons, compared)
 
     def _has_progressed(self) -> bool:
         """Return whether the judge works; False if its reward model, which runs in this process, may hang."""
@@ -150,6 +157,7 @@ class JudgeQueue:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         with contextlib.suppress(StoreError):
             self._attempts.forget([_attempt_ref(key) for key in self._tasks])
+        await self._comparisons.cancel_tasks()
 
     async def _read_closed_turns(self) -> None:
         """Read closed turns if there may be new ones, and save verdicts from explicit feedback at once."""
@@ -173,6 +181,7 @@ class JudgeQueue:
         }
         if settled:
             await asyncio.to_thread(self._save_verdicts, list(settled.values()))
+            self._comparisons.add(item for item in items if _turn_key(item) in settled)
         fresh = {_turn_key(i): i for i in items if _turn_key(i) not in self._tasks and _turn_key(i) not in settled}
         self._ready = {k: i for k, i in fresh.items() if self._retries.get(k, (0, 0.0))[1] <= now}
 
@@ -183,6 +192,8 @@ class JudgeQueue:
             await asyncio.to_thread(self._attempts.begin, [_attempt_ref(key) for key in keys])
         for key in keys:
             self._start_task(key)
+        if not self._is_judge_down() and not self._is_suspect_running():
+            await self._comparisons.start(self._workers - len(self._tasks))
 
     def _next_turns(self) -> list[TurnKey]:
         """Return the ready turns to start now, fewest failures first; only one while the judge is down.
@@ -191,17 +202,21 @@ class JudgeQueue:
         on which a worker died runs alone, so that its next death is the fault of no other turn.
         """
         suspects = [key for key in self._ready if _attempt_ref(key) in self._deaths]
-        if suspects or any(_attempt_ref(key) in self._deaths for key in self._tasks):
+        if suspects or self._is_suspect_running():
             return [] if self._tasks else suspects[:1]
         outright = [key for key, item in self._ready.items() if user_feedback.explicit_verdict(item)]
         chosen = outright[: max(self._workers - len(self._tasks), 0)]
         down = self._is_judge_down()
         if down and time.monotonic() < self._next_probe_at:
             return chosen
-        free = (1 if down else self._workers) - len(self._tasks) - len(chosen)
+        busy = len(self._tasks) + len(self._comparisons.tasks)
+        free = (1 if down else self._workers) - busy - len(chosen)
         others = [key for key in self._ready if key not in chosen]
         others.sort(key=lambda k: self._retries.get(k, (0, 0.0))[0])
         return chosen + others[: max(free, 0)]
+
+    def _is_suspect_running(self) -> bool:
+        return any(_attempt_ref(key) in self._deaths for key in self._tasks)
 
     def _start_task(self, key: TurnKey) -> None:
         self._tasks[key] = asyncio.create_task(self._judge_turn(self._ready.pop(key)), name=f"judge {key[0]}")
@@ -222,7 +237,9 @@ class JudgeQueue:
             return None
         if self._teacher is not None:
             verdict = await self._teacher.add_hint(item, verdict)
-        if not outright:  # else the judge was not called: it may still be down
+        if outright:  # the judge was not called: it may still be down
+            self._comparisons.add([item])
+        else:
             if self._is_judge_down():  # the judge has recovered: retry the failed turns at once
                 self._retries = {key: (failures, 0.0) for key, (failures, _) in self._retries.items()}
             self._failure_log.record_recovery()
@@ -294,11 +311,35 @@ class JudgeQueue:
                 with contextlib.suppress(KeyError):  # the turn was erased while it was being judged
                     # False: the reaction changed in the meantime; its new revision is read as a separate item.
                     self._judged_count += turns.add_verdict(conn, verdict)
+            if any(verdict.explicit for verdict in verdicts):
+                self._update_trust(conn)
+
+    def _save_comparisons(self, verdicts: Sequence[Verdict]) -> None:
+        """Store the judge's verdicts on turns that have an explicit one, which stays in force."""
+        with self._store.write(durable=False) as conn:
+            for verdict in verdicts:
+                with contextlib.suppress(KeyError):  # the turn was erased meanwhile
+                    turns.add_verdict(conn, verdict)
+            self._update_trust(conn)
+
+    def _update_trust(self, conn: Connection) -> None:
+        before, self._untrusted = version_stats.update_untrusted_judges(conn, self._min_kappa)
+        self._trust_is_current = True
+        for judge in sorted(self._untrusted - before):
+            log.warning(
+                "%s does not agree with people's explicit feedback (judge.min_kappa %g): its verdicts are no longer "
+                "trained on, explicit feedback is. `openclaw-rl doctor --troubles` shows the figures and the cure.",
+                *(judge, self._min_kappa),
+            )
+        for judge in sorted(before - self._untrusted):
+            log.info("The verdicts of %s are trained on again.", judge)
 
     def _write_heartbeat(self, problem: str | None) -> None:
         note = f"{self._judged_count} judged" + (f", {len(self._retries)} waiting" if self._retries else "")
         if self._teacher is not None:
             note += f"; {self._teacher.status_note}"
+        if self._untrusted:
+            note += f"; not trained on (judge.min_kappa): {', '.join(sorted(self._untrusted))}"
         if self._failure_log.consecutive_failures:
             note += f"; {self._failure_log.last_error}"
         state = heartbeats.RUNNING

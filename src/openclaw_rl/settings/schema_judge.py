@@ -50,6 +50,20 @@ class JudgeConfig(EndpointConfig):
         0.5, ge=0, le=1, description="a score needs at least this share of the votes: 0.6 of five votes are three"
     )
     workers: int = Field(4, ge=1, description="turns judged at once")
+    min_kappa: float = Field(
+        0.0,
+        ge=-1,
+        lt=1,
+        description="the judge's verdicts are trained on only while the 95% interval of its kappa, the agreement with "
+        "people's explicit scores, lies above this; decides from 20 scored turns on, with 5 of +1 and 5 of -1; -1: "
+        "always trained on",
+    )
+    max_comparisons: int = Field(
+        200,
+        ge=0,
+        description="turns with an explicit score that the judge scores too in 24 hours, for the kappa alone; such a "
+        "verdict is not trained on",
+    )
     poll: float = Field(0.05, gt=0)
 
     @property

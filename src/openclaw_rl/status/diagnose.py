@@ -21,6 +21,7 @@ from sqlalchemy import Connection
 
 from openclaw_rl.common.terminal import TerminalConsole
 from openclaw_rl.settings.load import Config
+from openclaw_rl.settings.schema_judge import JudgeConfig
 from openclaw_rl.status.health import Diagnosis, HealthSnapshot, LogLine, take_snapshot
 from openclaw_rl.status.program_checks import check_engine, check_ray_head, engine_diagnosis, ray_diagnosis
 from openclaw_rl.train.learning_rate import find_low_rate
@@ -185,8 +186,7 @@ def scores_collapsed(signs: HealthSnapshot) -> Diagnosis | None:
     elif len(abstained) > middle / 2:
         settings, advice = {"judge.consensus_threshold": 0.5}, "most votes agree, and fewer suffice then"
     elif judge.kind == "rules":
-        settings = {"judge.kind": "llm", "judge.base_url": judge.base_url or "http://127.0.0.1:9000/v1"}
-        settings["judge.model"] = judge.model or "NAME"
+        settings = _llm_settings(judge)
         advice = "no rule matches these reactions: give the address and the name of an OpenAI-compatible model"
     elif judge.kind in ("plugin", "classifier"):
         quarter = (judge.reward_high - judge.reward_low) / 4
@@ -214,6 +214,32 @@ def judges_disagree(signs: HealthSnapshot) -> Diagnosis | None:
     else:
         return None
     return Diagnosis(name="judges disagree", evidence=seen, settings=settings, advice=advice)
+
+
+def judge_not_trusted(signs: HealthSnapshot) -> Diagnosis | None:
+    """Diagnose a judge whose verdicts are not trained on, because it does not agree with people."""
+    if not signs.untrusted_judges:
+        return None
+    judge = signs.config.judge
+    seen = [
+        f"{name}: kappa {kappa.value:.2f} ({kappa.low:.2f} to {kappa.high:.2f}) over {kappa.pairs} turns that people "
+        "scored; only explicit feedback is trained on instead of its verdicts"
+        for name, kappa in signs.untrusted_judges.items()
+    ]
+    settings: dict[str, Any] = _llm_settings(judge) if judge.kind == "rules" else {}
+    return Diagnosis(
+        name="the judge is not trusted",
+        evidence="; ".join(seen),
+        settings=settings,
+        advice="another judge: `openclaw-rl evaluate judge` measures one before it is used. judge.min_kappa: -1 "
+        "trains on its verdicts all the same",
+    )
+
+
+def _llm_settings(judge: JudgeConfig) -> dict[str, Any]:
+    """Return the settings that make an endpoint the judge, with placeholders for those that are not set."""
+    endpoint = {"judge.base_url": judge.base_url or "http://127.0.0.1:9000/v1", "judge.model": judge.model or "NAME"}
+    return {"judge.kind": "llm"} | endpoint
 
 
 def _majority_share(verdict: Verdict) -> float | None:
@@ -320,8 +346,8 @@ def ray_failure(signs: HealthSnapshot) -> Diagnosis | None:
 
 DIAGNOSIS_CHECKS: Sequence[DiagnosisCheck] = (
     *(full_disk, out_of_memory, judge_behind, trainer_behind, slow_collection, scores_collapsed),
-    *(judges_disagree, unstable_training, low_learning_rate, lost_history, engine_restarts, stopped_workers),
-    *(damaged_weights, ray_failure),
+    *(judges_disagree, judge_not_trusted, unstable_training, low_learning_rate, lost_history, engine_restarts),
+    *(stopped_workers, damaged_weights, ray_failure),
 )
 
 

@@ -14,12 +14,18 @@ from sqlalchemy import Connection
 from openclaw_rl.common import disk_space
 from openclaw_rl.common.message_hash import message_text
 from openclaw_rl.common.policy_digest import find_damage
+from openclaw_rl.common.rater_agreement import Kappa
 from openclaw_rl.errors import DiskFull
 from openclaw_rl.methods.registry import make_method
 from openclaw_rl.settings.load import Config
 from openclaw_rl.store import heartbeats, policies, turns
 from openclaw_rl.store.training_queue import count_trainable
-from openclaw_rl.store.version_stats import judge_user_agreement
+from openclaw_rl.store.version_stats import (
+    judge_user_agreement,
+    judge_user_pairs,
+    training_kappa,
+    untrusted_judges,
+)
 from openclaw_rl.train.file_monitor import EXAMINED_VERSIONS
 from openclaw_rl.train.tracking import METRICS_FILE
 from openclaw_rl.types import Verdict
@@ -61,6 +67,7 @@ class HealthSnapshot:
     trainable_turns: int  # length of the method's training queue
     damaged_versions: Sequence[str]  # a line for each version whose files do not match their digests
     agreement: tuple[int, int]  # (turns on which judge and user feedback agree, turns that have both)
+    untrusted_judges: Mapping[str, Kappa]  # judges whose verdicts are not trained on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +104,7 @@ def take_snapshot(config: Config, conn: Connection, now: float, *, examine: bool
         trainable_turns=training_queue_length(config, conn),
         damaged_versions=policies.damage_reports(conn) + (_unrecorded_damage(conn) if examine else []),
         agreement=judge_user_agreement(conn),
+        untrusted_judges=_untrusted_kappas(conn),
     )
 
 
@@ -128,6 +136,12 @@ def find_full_disks(config: Config) -> list[str]:
         except DiskFull as error:
             problems.append(str(error))
     return problems
+
+
+def _untrusted_kappas(conn: Connection) -> dict[str, Kappa]:
+    untrusted = untrusted_judges(conn)
+    kappas = {judge: training_kappa(pairs) for judge, pairs in judge_user_pairs(conn).items() if judge in untrusted}
+    return {judge: kappa for judge, kappa in kappas.items() if kappa is not None}
 
 
 def _find_worker_problems(beats: Sequence[heartbeats.Heartbeat], log_lines: Sequence[LogLine], now: float) -> list[str]:

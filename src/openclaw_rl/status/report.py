@@ -22,7 +22,13 @@ from openclaw_rl.settings.load import Config
 from openclaw_rl.status.reasons import merge_reasons
 from openclaw_rl.store import heartbeats, policies, turns
 from openclaw_rl.store.db import Store
-from openclaw_rl.store.version_stats import judge_user_agreement, turns_by_version
+from openclaw_rl.store.version_stats import (
+    judge_user_agreement,
+    judge_user_pairs,
+    training_kappa,
+    turns_by_version,
+    untrusted_judges,
+)
 from openclaw_rl.train.tracking import off_policy_summary
 from openclaw_rl.types import Policy
 
@@ -64,6 +70,7 @@ def collect_status(conn: Connection, now: float) -> dict[str, Any]:
     newest = known[-10:]
     counts = turns_by_version(conn, [policy.version for policy in newest])
     agree, of = judge_user_agreement(conn)
+    untrusted = untrusted_judges(conn)
     return {
         "head": head.version,
         "loops": [
@@ -81,6 +88,11 @@ def collect_status(conn: Connection, now: float) -> dict[str, Any]:
         **turns.count_by_reason(conn),
         "verdicts": {str(score): n for score, n in turns.count_by_score(conn).items()},
         "agreement": {"agree": agree, "of": of},
+        "judges": [
+            {"judge": judge, "trained_on": judge not in untrusted, **asdict(kappa)}
+            for judge, pairs in judge_user_pairs(conn).items()
+            if (kappa := training_kappa(pairs)) is not None
+        ],
         "versions": [_policy_row(p, *counts[p.version]) for p in newest],
         "states": Counter(p.state.value for p in known),
         "kept_versions": sum(p.path is not None and not policies.is_removed(p) for p in known),
@@ -198,6 +210,11 @@ def _render_turns(status: Mapping[str, Any]) -> Table:
     table.add_row("", _labelled("verdicts", words or "none yet"))
     if status["agreement"]["of"]:
         table.add_row("", _labelled("judge agrees with feedback", "{agree} of {of}".format(**status["agreement"])))
+    for row in status["judges"]:
+        words = f"kappa {row['value']:.2f} ({row['low']:.2f} to {row['high']:.2f}) over {row['pairs']} scored turns"
+        table.add_row("", _labelled(row["judge"], words))
+        if not row["trained_on"]:
+            table.add_row("", Text(f"verdicts of {row['judge']} are not trained on (judge.min_kappa)", "red"))
     for engine, gap in status["engine_gap"].items():
         words = f"mean |log-prob difference| {gap['mean']:.2g} nats per token, over {gap['tokens']:.0f} tokens"
         table.add_row("", _labelled(f"{engine} engine vs trainer", words))

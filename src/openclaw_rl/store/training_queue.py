@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import CTE, ColumnElement, Connection, Row, ScalarSelect, Select, func, select
+from sqlalchemy import CTE, ColumnElement, Connection, Row, ScalarSelect, Select, and_, func, or_, select
 
 from openclaw_rl.errors import DamagedRow
 from openclaw_rl.store import exchanges, turns
 from openclaw_rl.store import schema as t
 from openclaw_rl.store.rows import turn_from_row
+from openclaw_rl.store.version_stats import untrusted_judges
 from openclaw_rl.types import Exchange, JudgedTurn, Kind, PolicyState, TurnState, Use
 
 MAX_REJECTED_USES = 2
@@ -32,21 +34,25 @@ def trainable_turns(
     Fresh means that neither the head nor an ancestor used the turn. Policies that were rolled back may have used it, at
     most `max_uses` times, and damaged ones any number of times. Rejected ones may have used it, too, if all rejected
     batches with the turn differ in size: trying ever smaller batches finds out whether this turn makes them fail. A
-    reply cut at its token limit has only hints as a signal, no score. Raises `DamagedRow`.
+    reply cut at its token limit has only hints as a signal, no score. Verdicts of a judge that is not trusted
+    (`version_stats.untrusted_judges`) train nothing, except a person's correction that became their hint. Raises
+    `DamagedRow`.
     """
-    found = _trainable_queries(head, max_uses, need_score, need_hint)
+    found = _trainable_queries(conn, head, max_uses, need_score, need_hint)
     return _load_by_age(conn, [query.order_by(t.turns.c.seq).limit(limit) for query in found], limit)
 
 
 def count_trainable(conn: Connection, *, head: int, max_uses: int, need_score: bool, need_hint: bool) -> int:
     """Return the number of turns that `trainable_turns` finds without a limit."""
-    found = _trainable_queries(head, max_uses, need_score, need_hint)
+    found = _trainable_queries(conn, head, max_uses, need_score, need_hint)
     return sum(conn.execute(select(func.count()).select_from(query.subquery())).scalar_one() for query in found)
 
 
-def _trainable_queries(head: int, max_uses: int, need_score: bool, need_hint: bool) -> list[Select[tuple[int, str]]]:
+def _trainable_queries(
+    conn: Connection, head: int, max_uses: int, need_score: bool, need_hint: bool
+) -> list[Select[tuple[int, str]]]:
     """Return the queries for turns that no version used, and for those that only versions off the lineage used."""
-    line, ready = ancestors(head), _ready_turns(need_score, need_hint)
+    line, ready = ancestors(head), _ready_turns(conn, need_score, need_hint)
     counted = t.turns.c.uses - _count_uses_by(_rejected_or_damaged_versions()) <= max_uses
     again = ready.where(
         t.turns.c.uses >= 1, _used_off_lineage(line), counted, _uses_on_lineage(line) == 0, _has_distinct_batch_sizes()
@@ -70,7 +76,7 @@ def replay_turns(
     most `max_uses` in total, and fewer than `MAX_REJECTED_USES` by rejected candidates. Raises `DamagedRow`.
     """
     line = ancestors(head)
-    newest = _ready_turns(need_score, need_hint).where(t.turns.c.id.not_in(list(skip)))
+    newest = _ready_turns(conn, need_score, need_hint).where(t.turns.c.id.not_in(list(skip)))
     newest = newest.order_by(t.turns.c.seq.desc()).limit(limit)
     once = newest.where(t.turns.c.uses.between(1, max_uses - 1), _uses_on_lineage(line) == t.turns.c.uses)
     tried = newest.where(
@@ -98,14 +104,26 @@ def next_uses(conn: Connection, version: int, ids: Collection[str]) -> list[Use]
     return [Use(policy=version, turn=row.id, number=row.uses + 1) for row in rows]
 
 
-def _ready_turns(need_score: bool, need_hint: bool) -> Select[tuple[int, str]]:
+def _ready_turns(conn: Connection, need_score: bool, need_hint: bool) -> Select[tuple[int, str]]:
     wanted = [s for s in (1, 2, 3) if (need_score and s & turns.SCORE_SIGNAL) or (need_hint and s & turns.HINT_SIGNAL)]
-    return select(t.turns.c.seq, t.turns.c.id).where(
+    ready = select(t.turns.c.seq, t.turns.c.id).where(
         t.equals_literal(t.turns.c.state, TurnState.JUDGED),
         t.turns.c.untrainable.is_(None),
         t.equals_literal(t.turns.c.kind, Kind.MAIN),
         t.turns.c.signal.in_(wanted),
     )
+    untrusted = untrusted_judges(conn)
+    return ready.where(_has_trusted_signal(untrusted, need_hint)) if untrusted else ready
+
+
+def _has_trusted_signal(untrusted: Collection[str], need_hint: bool) -> ColumnElement[bool]:
+    """Condition: another judge or the person gave the current verdict, or its hint is the person's correction."""
+    judge = select(t.verdicts.c.judge).where(t.verdicts.c.turn == t.turns.c.id).order_by(*turns.VERDICT_PRECEDENCE)
+    is_trusted = judge.limit(1).correlate(t.turns).scalar_subquery().not_in(untrusted)
+    given = t.feedback.c.correction.is_not(None), t.feedback.c.revision.is_not(None)
+    corrected = select(t.feedback.c.seq).where(t.feedback.c.target == t.turns.c.id, *given).exists()
+    has_hint = t.turns.c.signal >= turns.HINT_SIGNAL
+    return or_(is_trusted, and_(has_hint, corrected)) if need_hint else is_trusted
 
 
 def _used_off_lineage(line: CTE) -> ColumnElement[bool]:
@@ -152,11 +170,14 @@ def _load_by_age(conn: Connection, queries: list[Select[tuple[int, str]]], limit
 def _load_judged_turns(conn: Connection, ids: list[str]) -> list[JudgedTurn]:
     found = exchanges.get_many(conn, ids)
     rows = conn.execute(select(t.turns).where(t.turns.c.id.in_(ids)).order_by(t.turns.c.seq))
-    return [_judged_turn(conn, row, found[row.id]) for row in rows]
+    untrusted = untrusted_judges(conn)
+    return [_judged_turn(conn, row, found[row.id], untrusted) for row in rows]
 
 
-def _judged_turn(conn: Connection, row: Row[Any], exchange: Exchange) -> JudgedTurn:
+def _judged_turn(conn: Connection, row: Row[Any], exchange: Exchange, untrusted: Collection[str]) -> JudgedTurn:
     verdict = turns.current_verdict(conn, row.id)
     if verdict is None:
         raise DamagedRow(row.id, "it is judged and has no verdict")
+    if verdict.judge in untrusted:
+        verdict = replace(verdict, score=None)
     return JudgedTurn(exchange=exchange, turn=turn_from_row(row), verdict=verdict, earlier_uses=row.uses)

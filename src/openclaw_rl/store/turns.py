@@ -126,6 +126,12 @@ def add_verdict(conn: Connection, verdict: Verdict) -> bool:
     return True
 
 
+def judged_without_feedback(conn: Connection, ids: Sequence[str]) -> set[str]:
+    """Return those of the turns that have a verdict which is not from explicit feedback."""
+    verdicts = select(t.verdicts.c.turn).where(t.verdicts.c.turn.in_(ids), t.verdicts.c.explicit == 0)
+    return set(conn.execute(verdicts).scalars())
+
+
 def mark_untrainable(conn: Connection, turn_id: str, why: str) -> None:
     """Remove the turn from the training queue for good, for example because it is too stale or has no gradient.
 

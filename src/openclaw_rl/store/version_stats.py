@@ -1,15 +1,29 @@
-"""Statistics of policy versions: satisfaction and number of turns, computed from the store without a model."""
+"""Statistics of policy versions and of judges, computed from the store without a model.
+
+Of a version: satisfaction and number of turns. Of a judge: agreement with what people said, and whether it is trusted.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, select
+from sqlalchemy.dialects.sqlite import insert
 
+from openclaw_rl.common.rater_agreement import Kappa, cohens_kappa
 from openclaw_rl.store import schema as t
+from openclaw_rl.store.rows import from_json, to_json
 from openclaw_rl.store.turns import VERDICT_PRECEDENCE, count_rows, count_unjudged
 from openclaw_rl.types import FinishReason, Kind, TurnState
+
+MAX_SCORED_TURNS = 1000
+MIN_PAIRS = 20
+"""Pairs of scores by judge and person from which a judge's kappa decides whether it is trusted."""
+MIN_PAIRS_EACH = 5
+"""Of them, pairs in which the person said +1, and in which -1: one-sided feedback says nothing about a judge."""
+_UNTRUSTED_KEY = "untrusted_judges"
 
 
 def satisfaction_metrics(conn: Connection, versions: Sequence[int]) -> dict[str, float]:
@@ -80,22 +94,69 @@ def _of_versions(versions: Sequence[int]) -> tuple[ColumnElement[bool], ...]:
     )
 
 
-def judge_user_agreement(conn: Connection) -> tuple[int, int]:
-    """Return (turns to which judge and user gave the same score, turns that both scored).
+def judge_user_pairs(conn: Connection) -> dict[str, list[tuple[int, int]]]:
+    """Return (score by the judge, score by the person) of each turn that both scored, by judge; newest turns first.
 
     Of several verdicts by the same side, the one on the newest revision of the reaction counts. Abstaining does not
-    count as a score.
+    count as a score. At most the `MAX_SCORED_TURNS` turns with the newest feedback are compared.
     """
-    said = select(t.verdicts.c.turn).where(t.verdicts.c.explicit != 0, t.verdicts.c.score.is_not(None))
-    rows = conn.execute(
-        select(t.verdicts.c.turn, t.verdicts.c.explicit, t.verdicts.c.score)
-        .where(t.verdicts.c.turn.in_(said), t.verdicts.c.score.is_not(None))
-        .order_by(t.verdicts.c.revision, t.verdicts.c.at)
+    scored = select(t.feedback.c.target).where(t.feedback.c.score.is_not(None), t.feedback.c.revision.is_not(None))
+    newest = list(
+        dict.fromkeys(conn.execute(scored.order_by(t.feedback.c.seq.desc()).limit(MAX_SCORED_TURNS)).scalars())
     )
-    newest: dict[tuple[str, bool], int] = {(turn, bool(explicit)): score for turn, explicit, score in rows}
-    both = [
-        (score, newest[turn, False])
-        for (turn, explicit), score in newest.items()
-        if explicit and (turn, False) in newest
-    ]
-    return sum(user == judge for user, judge in both), len(both)
+    v = t.verdicts.c
+    rows = conn.execute(
+        select(v.turn, v.judge, v.explicit, v.score)
+        .where(v.turn.in_(newest), v.score.is_not(None))
+        .order_by(v.revision, v.at)
+    )
+    users: dict[str, int] = {}
+    judges: dict[str, dict[str, int]] = {}  # judge -> turn -> score
+    for turn, judge, explicit, score in rows:
+        (users if explicit else judges.setdefault(judge, {}))[turn] = score
+    both = {
+        judge: [(scores[turn], users[turn]) for turn in newest if turn in scores and turn in users]
+        for judge, scores in judges.items()
+    }
+    return {judge: pairs for judge, pairs in both.items() if pairs}
+
+
+def judge_user_agreement(conn: Connection) -> tuple[int, int]:
+    """Return (pairs of `judge_user_pairs` with equal scores, all pairs)."""
+    pairs = [pair for found in judge_user_pairs(conn).values() for pair in found]
+    return sum(judge == user for judge, user in pairs), len(pairs)
+
+
+def training_kappa(pairs: Sequence[tuple[int, int]]) -> Kappa | None:
+    """Return the kappa of the verdicts that train: a judge's 0, which trains nothing, counts as abstaining."""
+    return cohens_kappa([(judge, user) for judge, user in pairs if judge])
+
+
+def is_below_kappa(pairs: Sequence[tuple[int, int]], min_kappa: float) -> bool:
+    """Return whether pairs of scores, by judge and person, are enough and leave a kappa of `min_kappa` possible.
+
+    That is: the lower bound of the 95% interval is not above it.
+    """
+    users = Counter(user for judge, user in pairs if judge)
+    if users.total() < MIN_PAIRS or min(users[1], users[-1]) < MIN_PAIRS_EACH:
+        return False
+    kappa = training_kappa(pairs)
+    return kappa is not None and kappa.low <= min_kappa
+
+
+def update_untrusted_judges(conn: Connection, min_kappa: float) -> tuple[set[str], set[str]]:
+    """Store which judges' verdicts are not trained on; none with a `min_kappa` of -1. Returns (before, now)."""
+    before, now = untrusted_judges(conn), set[str]()
+    if min_kappa > -1:
+        now = {judge for judge, pairs in judge_user_pairs(conn).items() if is_below_kappa(pairs, min_kappa)}
+    if before != now:
+        row = {"key": _UNTRUSTED_KEY, "value": to_json(sorted(now))}
+        statement = insert(t.meta).values(row)
+        conn.execute(statement.on_conflict_do_update(index_elements=["key"], set_={"value": row["value"]}))
+    return before, now
+
+
+def untrusted_judges(conn: Connection) -> set[str]:
+    """Return the judges whose verdicts are not trained on, by the last `update_untrusted_judges`."""
+    raw = conn.scalar(select(t.meta.c.value).where(t.meta.c.key == _UNTRUSTED_KEY))
+    return set() if raw is None else set(from_json(raw))

@@ -19,7 +19,7 @@ from openclaw_rl.protocols import Trainer
 from openclaw_rl.settings.load import TrainConfig
 from openclaw_rl.store import heartbeats, leases, policies, training_queue, turns
 from openclaw_rl.store.db import Store
-from openclaw_rl.store.version_stats import satisfaction_metrics
+from openclaw_rl.store.version_stats import satisfaction_metrics, untrusted_judges
 from openclaw_rl.train import batch_bisection, policy_folders
 from openclaw_rl.train.checkpoints import CheckpointWriter, steps_taken
 from openclaw_rl.train.file_monitor import FileMonitor
@@ -133,11 +133,14 @@ class TrainLoop:
         with self._store.read() as conn:
             head = policies.head(conn)
             items, self._is_bisecting = batch_bisection.next_batch(conn, head, self._builder.signal, self._train)
+            untrusted = ", ".join(sorted(untrusted_judges(conn)))
         if is_last_version(head, self._train):
             self.note = f"train.max_steps {self._train.max_steps} is reached: version {head.version} is the last"
             return False
         if not self._is_batch_ready(items, len(items)):
             self.note = f"{WAITING_PREFIX}{len(items)} of {self._train.batch.min_step_turns}"
+            if untrusted:
+                self.note += f"; verdicts of {untrusted} are not trained on (judge.min_kappa)"
             return False
         return self._train_batch(head, items)
 

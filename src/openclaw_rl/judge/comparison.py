@@ -1,0 +1,81 @@
+"""Verdicts for comparison: the judge's own on turns that a person scored. They measure the judge and never train."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from openclaw_rl.judge.voting import replace_verdict_surrogates
+from openclaw_rl.protocols import Judge
+from openclaw_rl.store import turns
+from openclaw_rl.store.db import Store
+from openclaw_rl.types import JudgeInput, Verdict
+
+log = logging.getLogger("openclaw_rl.judge")
+DAY = 86_400.0  # seconds
+MAX_WAITING = 256  # turns that wait for their comparison; older ones are left out
+
+
+class ComparisonQueue:
+    """Judges turns with an explicit score too, without the feedback, whenever a worker is free.
+
+    A turn that a judge has scored before is not judged again. At most `limit` turns in 24 hours, counted since the
+    start of the process. After a failure of the judge, the turn is left out.
+    """
+
+    def __init__(self, store: Store, judge: Judge, limit: int) -> None:
+        self._store, self._judge, self._limit = store, judge, limit
+        self._waiting: deque[JudgeInput] = deque(maxlen=MAX_WAITING)
+        self._started_at: deque[float] = deque()  # monotonic clock
+        self.tasks: set[asyncio.Task[Verdict | None]] = set()
+
+    def add(self, items: Iterable[JudgeInput]) -> None:
+        """Add turns with an explicit verdict. Without a score, or without a message to judge, they are left out."""
+        self._waiting.extend(item for item in items if item.reaction.messages and _is_scored(item))
+
+    async def start(self, free: int) -> None:
+        """Start at most `free` comparisons, as far as the limit allows."""
+        now = time.monotonic()
+        while self._started_at and self._started_at[0] <= now - DAY:
+            self._started_at.popleft()
+        free = min(free - len(self.tasks), self._limit - len(self._started_at))
+        if not self._waiting or free <= 0:
+            return
+        chosen = [self._waiting.popleft() for _ in range(min(free, len(self._waiting)))]
+        known = await asyncio.to_thread(self._already_judged, [item.turn for item in chosen])
+        for item in chosen:
+            if item.turn not in known:
+                self._started_at.append(now)
+                self.tasks.add(asyncio.create_task(self._compare(item), name=f"compare {item.turn}"))
+
+    def _already_judged(self, ids: Sequence[str]) -> set[str]:
+        with self._store.read() as conn:
+            return turns.judged_without_feedback(conn, ids)
+
+    def take_finished(self) -> list[Verdict]:
+        """Remove the finished tasks and return their verdicts."""
+        done = {task for task in self.tasks if task.done()}
+        self.tasks -= done
+        return [verdict for task in done if (verdict := task.result()) is not None]
+
+    async def cancel_tasks(self) -> None:
+        """Cancel what runs; these turns are not compared."""
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+
+    async def _compare(self, item: JudgeInput) -> Verdict | None:
+        try:
+            plain = replace(item, reaction=replace(item.reaction, feedback=()))
+            return replace_verdict_surrogates(await self._judge.judge(plain))
+        except Exception as error:  # noqa: BLE001  a plug-in judge may raise anything; a comparison is not repeated
+            log.debug("%s: no comparison: %s", item.turn, error)
+            return None
+
+
+def _is_scored(item: JudgeInput) -> bool:
+    return any(given.score is not None for given in item.reaction.feedback)

@@ -1,0 +1,47 @@
+"""The trainer takes no step on verdicts of a judge that people contradict."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tests.train.test_worker import Fill, MakeLoop, clock, make_loop, uses_of  # noqa: F401  two are fixtures
+
+from openclaw_rl.store import exchanges, policies, reactions, turns, version_stats
+from openclaw_rl.store.db import Store
+from openclaw_rl.testing import ScriptedTrainer
+from openclaw_rl.types import Feedback
+
+
+def score_outright(store: Store, turn: str, score: int) -> None:
+    """A person scores a judged turn, and the judge worker stores the explicit verdict."""
+    with store.write(durable=False) as conn:
+        exchanges.add_feedback(conn, [Feedback(id=turn, scope="key", target=turn, score=score, given_at=1.0)])
+        assert reactions.record_pending_feedback(conn, turn, 1.0)
+        judged = turns.current_verdict(conn, turn)
+        assert judged is not None
+        assert turns.add_verdict(conn, replace(judged, judge="explicit", revision=2, score=score, explicit=True))
+
+
+def test_explicit_scores_train_and_other_verdicts_of_the_judge_do_not(
+    store: Store,
+    make_loop: MakeLoop,  # noqa: F811
+    fill: Fill,
+) -> None:
+    scored, unscored = fill(store, 20), fill(store, 5)
+    for n, turn in enumerate(scored):
+        score_outright(store, turn, 1 if n % 2 else -1)
+    with store.write() as conn:
+        assert version_stats.update_untrusted_judges(conn, 0.0) == (set(), {"test"})
+    loop = make_loop(ScriptedTrainer())
+    while loop.run_once():
+        pass
+    with store.read() as conn:
+        versions = policies.list_all(conn)
+    used = {use.turn for version in versions for use in uses_of(store, version.version)}
+    assert used <= set(scored)
+    assert len(used) >= 16
+    assert loop.note == "waiting for turns: 2 of 4; verdicts of test are not trained on (judge.min_kappa)"
+    with store.write() as conn:
+        assert version_stats.update_untrusted_judges(conn, -1.0) == ({"test"}, set())
+    assert loop.run_once(), "the verdicts are kept, and are trained on once the judge is trusted"
+    assert {use.turn for use in uses_of(store, len(versions))} & set(unscored)
