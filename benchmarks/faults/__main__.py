@@ -13,7 +13,6 @@ import contextlib
 import os
 import random
 import shlex
-import shutil
 import signal
 import sys
 import tempfile
@@ -58,6 +57,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("runs/faults"), help="folder for logs and tables")
     parser.add_argument("--docs", type=Path, help="page whose tables a whole run replaces")
     return parser.parse_args()
+
+
+def describe_command(given: argparse.Namespace) -> str:
+    """Return the command that repeats the run, without the folders of this machine."""
+    kept = {name: value for name, value in vars(given).items() if name not in ("out", "docs") and value}
+    return shlex.join(["python", "-m", "benchmarks.faults", *(f"--{name}={value}" for name, value in kept.items())])
 
 
 def documented_section(given: argparse.Namespace) -> str | None:
@@ -168,9 +173,10 @@ def main() -> None:
     unknown = set(given.plans.split(",")) - set(ALL_PLANS)
     if unknown:
         sys.exit(f"--plans: expected some of {', '.join(ALL_PLANS)}, got {', '.join(sorted(unknown))}.")
-    shutil.rmtree(given.out, ignore_errors=True)
-    given.out.mkdir(parents=True)
-    report = RunReport(command=shlex.join(["python", "-m", "benchmarks.faults", *sys.argv[1:]]))
+    if given.seed is None:
+        given.seed = random.SystemRandom().randrange(10_000)
+    given.out.mkdir(parents=True, exist_ok=True)
+    report = RunReport(command=describe_command(given))
     columns = (TextColumn("  {task.description:<40}"), BarColumn(30), MofNCompleteColumn(), TimeElapsedColumn())
     try:
         with Progress(*columns, console=console) as progress:
@@ -178,7 +184,7 @@ def main() -> None:
             if given.soak:
                 run.run_soak()
             else:
-                run.run_rounds(random.SystemRandom().randrange(10_000) if given.seed is None else given.seed, console)
+                run.run_rounds(given.seed, console)
     finally:
         tables = report.write_markdown()
         (given.out / "report.md").write_text(tables + "\n", encoding="utf-8")

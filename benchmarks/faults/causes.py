@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import random
 import signal
+import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
@@ -91,14 +93,17 @@ def freeze_process(process: str) -> Cause:
     return cause
 
 
-def hang_process(worker: str, within: float) -> Cause:
-    """SIGSTOP without an end: the supervisor has to notice it, and to start another process `within` seconds."""
+def hang_process(worker: str, within: float, *, in_transaction: bool = False) -> Cause:
+    """SIGSTOP without an end: the supervisor has to notice it, and to start another process `within` seconds.
+
+    `in_transaction`: at a moment at which the process holds the store's write lock.
+    """
 
     @contextlib.asynccontextmanager
     async def cause(scene: FaultScene) -> AsyncIterator[None]:
-        pid = await scene.live.send_signal(worker, signal.SIGSTOP)
-        if pid is None:
-            raise FaultFinding("it was not running")
+        stop = _stop_in_transaction(scene, worker) if in_transaction else scene.live.send_signal(worker, signal.SIGSTOP)
+        if (pid := await stop) is None:
+            raise FaultFinding("it was not running, or it wrote nothing")
         try:
             noticed = await wait_until(lambda: scene.live.pid_of(worker) != pid, within)
             if not noticed:
@@ -109,6 +114,31 @@ def hang_process(worker: str, within: float) -> Cause:
         yield
 
     return cause
+
+
+async def _stop_in_transaction(scene: FaultScene, worker: str) -> int | None:
+    """Stop a process that holds the write lock; return its id, or None if it never held it when it was stopped."""
+    path, end = scene.live.config.store_path, time.monotonic() + RESTART_WITHIN
+    while time.monotonic() < end:
+        pid = await scene.live.send_signal(worker, signal.SIGSTOP)
+        await asyncio.sleep(0.01)
+        if _is_locked(path):
+            await asyncio.sleep(0.5)  # another process does not hold it for so long
+            if _is_locked(path):
+                return pid
+        await scene.live.send_signal(worker, signal.SIGCONT)
+        await asyncio.sleep(scene.rng.uniform(0.001, 0.02))
+    return None
+
+
+def _is_locked(store: Path) -> bool:
+    with contextlib.closing(sqlite3.connect(store, timeout=0, isolation_level=None)) as connection:
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            return True
+        connection.execute("ROLLBACK")
+        return False
 
 
 @contextlib.asynccontextmanager

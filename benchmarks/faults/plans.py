@@ -94,6 +94,13 @@ def process_plan(options: FaultOptions, folders: PlanFolders) -> FaultPlan:
         )
         for name in WORKERS
     ]
+    hangs += [
+        Fault(
+            name=f"SIGSTOP of {name} in a transaction, for ever",
+            cause=causes.hang_process(name, 3 * HEARTBEAT_TIMEOUT, in_transaction=True),
+        )
+        for name in ("collect", "judge")
+    ]
     rows = [Fault(name="a damaged row", cause=causes.damaged_row, seconds=2.0, must_learn=True)]
     mixed = kills + repeat_each(stops + hangs + rows, options)
     random.Random(f"order/{options.seed}").shuffle(mixed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ from benchmarks.wire_attacks import AttackResult, table_head, table_row
 
 from openclaw_rl.evals.plots import markdown_table
 
+_FOLDERS = re.compile(r"(?<![\w.:/])/(?:[\w.-]+/)+")  # of absolute paths: those of this machine are not for the page
 _EXAMPLES = 3  # different violations of a row that are quoted
 
 
@@ -55,7 +57,7 @@ class RunReport:
         if self.samples:
             parts += [_soak_table(self.samples), "\n".join(f"- soak: {v}" for v in soak.find_violations(self.samples))]
         parts.append("\n".join(f"- not run: {row}. Reason: {why}" for row, why in self.skipped.items()))
-        return "\n\n".join(part for part in parts if part)
+        return _FOLDERS.sub("", "\n\n".join(part for part in parts if part))
 
     def _fault_table(self) -> str:
         if not self.results:

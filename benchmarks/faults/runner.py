@@ -23,6 +23,7 @@ from openclaw_rl.settings.load import Config
 from openclaw_rl.status import diagnose
 
 USERS, USER_PAUSE = 3, 0.1  # the load: number of users, and seconds before each message
+OUTAGE_LIMIT = 3.0  # seconds between two replies to the probe, in a fault that is to delay no reply
 GIVE_UP_SECONDS = 60.0  # after which a recovery is no longer waited for
 LEARNING_LIMIT = 60.0  # seconds until a new version is published
 _LARGEST_PAUSE = 2.0  # seconds between two faults
@@ -92,12 +93,15 @@ class FaultRunner:
         if fault.must_learn:
             problems += await self.check_learning()
         problems += await asyncio.to_thread(self._check_invariants, window)
+        outage = scene.log.longest_gap(window.began, window.recovered)
+        if fault.allows == "nothing" and outage > OUTAGE_LIMIT:
+            problems.append(f"no reply for {outage:.1f} s instead of at most {OUTAGE_LIMIT:g} s")
         during = list(scene.log.requests_during(window.began, window.recovered))
         return FaultResult(
             name=fault.name,
             requests=len(during),
             failed=sum(not request.finished for request in during),
-            outage=scene.log.longest_gap(window.began, window.recovered),
+            outage=outage,
             recovery=window.recovered - window.ended,
             reported=reported if fault.must_report else None,
             violations=tuple(problems),
