@@ -43,13 +43,16 @@ _SYMBOLS = (
 
 def pattern_sources() -> list[str]:
     """Return all shipped patterns, as texts."""
-    rules = yaml.safe_load((ASSETS / "rules.yaml").read_text(encoding="utf-8"))
     prompts = yaml.safe_load((ASSETS / "client_prompts.yaml").read_text(encoding="utf-8"))
-    found = [
-        *rules["parts"].values(),
-        *(rule[key] for rule in rules["rules"] for key in ("when", "unless") if key in rule),
-    ]
-    found += [p for kind in prompts.values() for entry in kind for p in entry["patterns"]]
+    found = [p for kind in prompts.values() for entry in kind for p in entry["patterns"]]
+    for file in sorted((ASSETS / "rules").glob("*.yaml")):
+        language = yaml.safe_load(file.read_text(encoding="utf-8"))
+        patterns = [*language["parts"].values()]
+        patterns += [
+            entry[key] for entry in (language, *language["rules"]) for key in ("when", "unless") if key in entry
+        ]
+        for pattern in patterns:
+            found += pattern if isinstance(pattern, list) else [pattern]
     return [
         *found,
         *client_patterns.EPHEMERAL_PATTERNS,

@@ -14,9 +14,10 @@ from openclaw_rl.evals.personas import DECK_SIZE, SUBTLE_CARDS, WRONG_CARDS, Per
 from openclaw_rl.evals.phrases import INSTRUCTIONS, PhrasePool
 from openclaw_rl.evals.styles import TASTES, VALUES, Taste
 from openclaw_rl.evals.toy_world import Question, all_facts, questions_about, split_of
-from openclaw_rl.judge.rules import Rule, RulesJudge
+from openclaw_rl.judge.rule_files import Rule
+from openclaw_rl.judge.rules import RulesJudge
 
-RULES = RulesJudge.load().rules
+RULE_FILES = RulesJudge.load().files
 QUESTIONS = {q.text: q for fact in all_facts() for q in questions_about(fact)}
 
 
@@ -27,7 +28,7 @@ def question_in(text: str) -> Question | None:
 
 
 def matching(text: str, who: str = "user") -> list[Rule]:
-    return [rule for rule in RULES if rule.matches_any([(who, text)])]
+    return [rule for file in RULE_FILES for rule in file.matching_rules([(who, text)], "")]
 
 
 def verdict(text: str, who: str = "user") -> tuple[int | None, list[str]]:

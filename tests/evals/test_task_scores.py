@@ -93,7 +93,7 @@ def test_with_a_judge_its_verdict_scores_and_is_named() -> None:
 
     scores, endpoint = scored(ask, conversation_tasks()[:2], answer)
     assert [one.solved for one in scores] == [True, False]
-    assert [one.scored_by for one in scores] == ["llm:grader@evaluation-1"] * 2
+    assert [one.scored_by for one in scores] == ["llm:grader@evaluation-2"] * 2
     assert scores[0].violations["max_words"] is not None
     assert scores[1].reason == "3 of 3 usable votes say -1"
     assert len(scores[1].votes) == 3
@@ -102,8 +102,8 @@ def test_with_a_judge_its_verdict_scores_and_is_named() -> None:
     assert "REFERENCE" in system
     for words in ("Answer in at most 10 words.", "What colour is a banana?", CASUAL, "yellow", "last request"):
         assert words in record
-    assert "llm:grader@evaluation-1" in " ".join(report_text(result_of(scores)).split())
-    assert report_json(result_of(scores))["scores"]["conversation"]["scored_by"] == "llm:grader@evaluation-1"
+    assert "llm:grader@evaluation-2" in " ".join(report_text(result_of(scores)).split())
+    assert report_json(result_of(scores))["scores"]["conversation"]["scored_by"] == "llm:grader@evaluation-2"
 
 
 def test_an_undecided_judge_gives_no_score() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from openclaw_rl.errors import ConfigError
-from openclaw_rl.judge.rules import MAX_SEARCHED_CHARS, RulesJudge
+from openclaw_rl.judge.rules import MAX_SEARCHED_CHARS, MAX_USER_CHARS, RulesJudge
 from openclaw_rl.types import Feedback, JudgeInput, Reaction, Verdict
 
 FILE = """\
@@ -122,6 +123,12 @@ def test_another_file_is_another_judge(judge: RulesJudge, tmp_path: Path) -> Non
         ("version: 1\nrules: [{name: a, when: b, hint: 3}]", "`hint`: expected text; got 3"),
         ("version: 1\nrules: [{name: a, when: b, score: 1}, {name: a, when: c, score: 1}]", "distinct names"),
         ("version: [", "not valid YAML"),
+        (
+            "version: 1\nwhen: 3\nrules: [{name: a, when: b, score: 1}]",
+            "`when`: expected text or a list",
+        ),
+        ("version: 1\nunless: '('\nrules: [{name: a, when: b, score: 1}]", "`unless`: expected a regular expression"),
+        ("version: 1\nrules: [{name: a, when: [b, 3], score: 1}]", r"rule 1 \(a\): `when`: expected text"),
     ],
 )
 def test_a_bad_file_is_named_with_the_rule_and_what_was_expected(tmp_path: Path, text: str, expected: str) -> None:
@@ -236,6 +243,57 @@ def test_unless_takes_a_match_back(tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text("version: 1\nrules: [{name: a, when: great, unless: but, score: 1}]")
     judge = RulesJudge.load(tmp_path / "r.yaml")
     assert [ask(judge, item(("user", text))).score for text in ("great", "great, but")] == [1, None]
+
+
+def test_a_list_is_one_pattern_or_another_and_a_part_uses_those_below_it(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text(
+        "version: 1\n"
+        "parts: {praise: [great, '<fine>'], fine: fine|dandy}\n"
+        "rules: [{name: a, when: ['^<praise>$', oh], unless: [but], score: 1}]"
+    )
+    judge = RulesJudge.load(tmp_path / "r.yaml")
+    texts = ("great", "dandy", "greatest", "oh yes", "oh but")
+    assert [ask(judge, item(("user", text))).score for text in texts] == [1, 1, None, 1, None]
+
+
+def test_a_file_may_be_for_the_messages_of_one_language(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text(
+        "version: 1\nparts: {kana: '[ぁ-ん]'}\nwhen: <kana>\nunless: '訳して'\nrules: [{name: a, when: 最高, score: 1}]"
+    )
+    judge = RulesJudge.load(tmp_path / "r.yaml")
+    assert [ask(judge, item(("user", text))).score for text in ("最高です", "最高", "最高を訳して")] == [1, None, None]
+
+
+def test_a_no_to_a_question_of_the_reply_is_no_complaint(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text("version: 1\nrules: [{name: a, when: ^no, unless_reply: '[?]$', score: -1}]")
+    judge = RulesJudge.load(tmp_path / "r.yaml")
+    asked = replace(item(("user", "no")), reply={"role": "assistant", "content": "<think>?</think>Shall I?"})
+    assert [ask(judge, one).score for one in (item(("user", "no")), asked)] == [-1, None]
+
+
+def test_a_folder_of_files_is_one_judge_and_names_its_rules(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("version: 1\nrules: [{name: a, when: great, score: 1}]")
+    (tmp_path / "theirs.yaml").write_text("version: 1\nrules: [{name: a, when: bad, score: -1}]")
+    (tmp_path / "notes.txt").write_text("no rules")
+    judge = RulesJudge.load(tmp_path)
+    assert [ask(judge, item(("user", text))).reason for text in ("great", "bad", "?")] == [
+        "matched: mine/a",
+        "matched: theirs/a",
+        "abstained: no rule matches",
+    ]
+    (tmp_path / "theirs.yaml").write_text("version: 1\nrules: [{name: a, when: bad, score: 1}]")
+    assert RulesJudge.load(tmp_path).name != judge.name
+
+
+def test_a_folder_without_rules_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"at least one \*\.yaml file"):
+        RulesJudge.load(tmp_path)
+
+
+def test_the_middle_of_a_long_message_of_a_person_was_pasted() -> None:
+    judge, log = RulesJudge.load(), "x\n" * MAX_USER_CHARS
+    texts = (f"Thanks!\n{log}", f"{log}\nThat is wrong.", f"{log}\nThat is wrong.\n{log}")
+    assert [ask(judge, item(("user", text))).score for text in texts] == [1, -1, None]
 
 
 def test_parts_are_written_once(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -11,13 +12,13 @@ from hypothesis import strategies as st
 from openclaw_rl.judge.voting import distinct_hints, hints_of_majority, majority_score
 from openclaw_rl.types import Vote
 
-SCORES = st.sampled_from([1, 0, -1, None])
-VOTES = st.lists(SCORES, min_size=1, max_size=9).map(lambda scores: [Vote(score=score) for score in scores])
+ANSWERS = st.sampled_from([*(Vote(score=score) for score in (1, 0, -1, None)), Vote(score=None, error="nonsense")])
+VOTES = st.lists(ANSWERS, min_size=1, max_size=9)
 THRESHOLDS = st.floats(0, 1)
 
 
-def usable(votes: list[Vote]) -> list[int]:
-    return [vote.score for vote in votes if vote.score is not None]
+def usable(votes: list[Vote]) -> list[int | None]:
+    return [vote.score for vote in votes if vote.error is None]
 
 
 @settings(max_examples=100)
@@ -30,8 +31,8 @@ def test_a_score_has_at_least_the_threshold_and_more_than_any_other(votes: list[
         for value, count in counts.items()
         if count / counts.total() >= share and all(count > other for v, other in counts.items() if v != value)
     ]
-    assert winners == ([] if score is None else [score])
-    assert reason
+    assert winners == ([] if reason.startswith("abstained") else [score])
+    assert score is None or winners
 
 
 @settings(max_examples=100)
@@ -46,7 +47,7 @@ def test_order_and_unusable_votes_do_not_matter(votes: list[Vote], share: float,
 @given(VOTES.filter(usable), THRESHOLDS)
 def test_turning_every_score_around_turns_the_verdict_around(votes: list[Vote], share: float) -> None:
     score = majority_score(votes, share)[0]
-    turned = [Vote(score=None if vote.score is None else -vote.score) for vote in votes]
+    turned = [replace(vote, score=None if vote.score is None else -vote.score) for vote in votes]
     assert majority_score(turned, share)[0] == (None if score is None else -score)
 
 
@@ -67,12 +68,15 @@ def test_no_usable_vote_is_a_failure_not_a_score() -> None:
         ([1, 1, 0, -1, -1], 0.3, None, "tie"),
         ([1, 1, 1, -1, 0], 0.6, 1, "3 of 5"),
         ([1, 1, -1, 0, 0], 0.6, None, "tie"),
-        ([1, 1, -1, 0, None], 0.6, None, "at least 0.6 of 4"),
+        ([1, 1, -1, 0, None], 0.6, None, "at least 0.6 of 5"),
+        ([None, None, 1], 0.5, None, "2 of 3 usable votes say no evidence"),
+        ([None, 1], 0.5, None, "a tie (+1: 1, no evidence: 1)"),
+        ([0, None, 0], 0.5, 0, "+0"),
         ([-1], 1.0, -1, "1 of 1"),
         ([1, 1, 1, 1, -1], 1.0, None, "at least 1"),
     ],
 )
-def test_examples(scores: list[int], threshold: float, expected: int | None, words: str) -> None:
+def test_examples(scores: list[int | None], threshold: float, expected: int | None, words: str) -> None:
     score, reason = majority_score([Vote(score=value) for value in scores], threshold)
     assert score == expected
     assert words in reason

@@ -106,3 +106,11 @@ def test_a_change_of_a_loaded_file_is_seen(tmp_path: Path) -> None:
         states.append(loaded_files_state(config, "judge"))
     assert len(set(states)) == 3
     assert loaded_files_state(config, "train") == ()
+
+
+def test_a_change_of_a_file_in_the_folder_of_rules_is_seen(tmp_path: Path) -> None:
+    config, states = from_flat({"judge.rules_path": str(tmp_path)}), []
+    for text in ("a", "ab"):
+        (tmp_path / "mine.yaml").write_text(text)
+        states.append(loaded_files_state(config, "judge"))
+    assert len({state[1:] for state in states}) == 2

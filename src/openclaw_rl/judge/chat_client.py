@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 
 from openclaw_rl.errors import JudgeError
+from openclaw_rl.judge.answer_schemas import AnswerSchema
 from openclaw_rl.judge.backoff import backoff_delay, retry_after_seconds
 from openclaw_rl.judge.vote_parser import check_answer, describe_size
 from openclaw_rl.settings.load import EndpointConfig
@@ -22,6 +23,7 @@ _FIRST_RETRY_SECONDS = 0.5
 _RETRY_STATUS = (408, 409, 425, 429)
 # Newer models reject fields that older servers need. A field is dropped after the first rejection.
 _OPTIONAL_FIELDS = ("max_tokens", "temperature")
+_FORMAT_WORDS = ("response_format", "json_schema")
 
 
 def log_excerpt(what: str, answer: str) -> None:
@@ -30,32 +32,49 @@ def log_excerpt(what: str, answer: str) -> None:
 
 
 class _EndpointRefusal(Exception):
-    """The endpoint returned an error; `wait`: requested delay before a retry, in seconds."""
+    """The endpoint returned an error.
 
-    def __init__(self, message: str, *, again: bool, wait: float | None = None) -> None:
+    `wait`: requested delay before a retry, in seconds. `unstructured`: the same request without `response_format` may
+    be accepted.
+    """
+
+    def __init__(self, message: str, *, again: bool, wait: float | None = None, unstructured: bool = False) -> None:
         super().__init__(message)
         self.retryable = again
         self.wait = wait
+        self.unstructured = unstructured
 
 
 class ChatClient:
-    """Client for `<section>.model` at `<section>.base_url` with at most `connections` concurrent connections."""
+    """Client for `<section>.model` at `<section>.base_url` with at most `connections` concurrent connections.
 
-    def __init__(self, section: str, config: EndpointConfig, *, connections: int) -> None:
+    `answer`: the form of the answers (`response_format`), until the endpoint refuses it.
+    """
+
+    def __init__(
+        self, section: str, config: EndpointConfig, *, connections: int, answer: AnswerSchema | None = None
+    ) -> None:
         self.url = f"{str(config.base_url).rstrip('/')}/chat/completions"
         self._section = section
         self._config = config
         self._connections = connections
         self._options: dict[str, Any] = {"temperature": config.temperature, "max_tokens": config.max_tokens}
+        self._answer = answer
+        self._is_structured = False  # whether the endpoint has accepted `response_format`
         self._session: aiohttp.ClientSession | None = None
 
     async def complete_chat(self, messages: list[dict[str, str]]) -> str:
         """Return the answer's text, never empty. Raises `JudgeError` with the last failure after all attempts."""
-        failures, longest = 0, self._config.timeout
+        failures, longest, answer = 0, self._config.timeout, self._answer
         while True:
             try:
-                return await self._send_request(messages)
+                text = await self._send_request(messages, answer)
+                self._record_format(answer)
+                return text
             except _EndpointRefusal as refusal:
+                if refusal.unstructured:
+                    answer = None
+                    continue
                 error, again, asked = str(refusal), refusal.retryable, refusal.wait
             except TimeoutError:
                 # No retry: several timeouts in a row would block a worker for minutes on one slow endpoint.
@@ -76,8 +95,22 @@ class ChatClient:
             await self._session.close()
             self._session = None
 
-    async def _send_request(self, messages: list[dict[str, str]]) -> str:
+    def _record_format(self, answer: AnswerSchema | None) -> None:
+        """Record whether an answer came with or without the schema; say once that the endpoint does without."""
+        if answer is not None:
+            self._is_structured = True
+        elif self._answer is not None:
+            self._answer = None
+            log.warning(
+                "%s.base_url refuses response_format with a JSON schema: its answers are not constrained, and those "
+                "that hold no valid JSON are not used. Nothing needs to be done unless many are unusable.",
+                self._section,
+            )
+
+    async def _send_request(self, messages: list[dict[str, str]], answer: AnswerSchema | None) -> str:
         body = {"model": self._config.model, "messages": messages, "stream": False, **self._options}
+        if answer is not None:
+            body["response_format"] = answer
         async with asyncio.timeout(self._config.timeout):
             # No redirects: conversations are sent only to the endpoint that the owner configured.
             async with self._get_session().post(self.url, json=body, allow_redirects=False) as response:
@@ -93,6 +126,11 @@ class ChatClient:
         self, status: int, headers: Mapping[str, str], text: str, sent: Mapping[str, Any]
     ) -> _EndpointRefusal:
         refused = next((o for o in _OPTIONAL_FIELDS if o in sent and o in text), None)
+        if status in (400, 422) and "response_format" in sent:
+            # Some servers refuse the field without naming it.
+            names_format = any(word in text for word in _FORMAT_WORDS)
+            if names_format or not (refused or self._is_structured):
+                return _EndpointRefusal(f"HTTP {status}: no response_format", again=True, unstructured=True)
         if status in (400, 422) and refused:
             value = self._options.pop(refused, None)  # None: a concurrent call has already removed it
             if refused == "max_tokens" and value is not None:

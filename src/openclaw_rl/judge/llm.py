@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from openclaw_rl.common.message_hash import EphemeralMatcher
 from openclaw_rl.errors import JudgeError
 from openclaw_rl.judge import local_model, prompts
+from openclaw_rl.judge.answer_schemas import EVALUATION_ANSWER, JUDGE_ANSWER, AnswerSchema
 from openclaw_rl.judge.chat_client import ChatClient, log_excerpt
+from openclaw_rl.judge.leak_check import LeakCheck
 from openclaw_rl.judge.preflight import check_endpoint
+from openclaw_rl.judge.vote_cache import VoteCache, question_key
 from openclaw_rl.judge.vote_parser import parse_vote
 from openclaw_rl.judge.voting import hints_of_majority, majority_score, make_verdict
 from openclaw_rl.settings.load import Config
@@ -19,16 +22,17 @@ from openclaw_rl.types import JudgeInput, Message, Verdict, Vote
 ChatModel = ChatClient | local_model.LocalModel
 
 
-def _make_chat_model(config: Config) -> ChatModel:
+def _make_chat_model(config: Config, answer: AnswerSchema) -> ChatModel:
     if config.judge.path is not None:
         return local_model.connect_model(config)
     check_endpoint("judge", config.judge, config)
-    return ChatClient("judge", config.judge, connections=config.judge.workers * config.judge.num_judges)
+    connections = config.judge.workers * config.judge.num_judges
+    return ChatClient("judge", config.judge, connections=connections, answer=answer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MajorityVote:
-    """Result of several votes. `score`: +1, 0 or -1, None without a majority. `reason`: the tally."""
+    """Result of several votes. `score`: +1, 0 or -1; None: no evidence, or no majority. `reason`: the tally."""
 
     score: int | None
     reason: str
@@ -41,21 +45,32 @@ class VotingModel:
     It is `judge.model` at `judge.base_url`, or the model at `judge.path`, and never the live policy.
     """
 
-    def __init__(self, config: Config, *, asked: ChatModel | None = None) -> None:
+    def __init__(self, config: Config, answer: AnswerSchema, *, asked: ChatModel | None = None) -> None:
         """`asked` replaces the configured chat model. Raises `ConfigError` (see `check_endpoint`) or `ModelError`."""
         self._config = config.judge
-        self._chat_model = asked or _make_chat_model(config)
+        self._chat_model = asked or _make_chat_model(config, answer)
         self.close = self._chat_model.close
         self.model = config.judge.model if config.judge.path is None else config.judge.path
+        self.cache: VoteCache | None = None
 
-    async def request_votes(self, messages: list[dict[str, str]]) -> MajorityVote:
-        """Return the result of the votes. Raises `JudgeError` with the first vote's error if no vote is usable."""
-        votes = tuple(await asyncio.gather(*(self._request_vote(messages) for _ in range(self._config.num_judges))))
-        if all(vote.score is None for vote in votes):
+    async def request_votes(self, messages: list[dict[str, str]], *, turn: str = "", prompt: str = "") -> MajorityVote:
+        """Return the result of the votes. Raises `JudgeError` with the first vote's error if no vote is usable.
+
+        With a cache, votes on the same messages are not requested again. `turn`: what the question is about. `prompt`:
+        the version of its prompt. An unusable vote is not kept, and neither are those beside it.
+        """
+        settings = self._config
+        options = (settings.num_judges, settings.temperature, settings.max_tokens)
+        key = question_key(self._chat_model.url, self.model, prompt, *options, messages)
+        known = await self.cache.find_votes(key) if self.cache is not None else None
+        votes = known or tuple(await asyncio.gather(*(self._request_vote(messages) for _ in range(options[0]))))
+        if all(vote.error is not None for vote in votes):
             where = f"judge {self.model} at {self._chat_model.url}"
             raise JudgeError(f"{where}: no usable vote: {votes[0].error}")
-        score, reason = majority_score(votes, self._config.consensus_threshold)
-        return MajorityVote(score=score, reason=reason, votes=votes)
+        if self.cache is not None and not known and all(vote.error is None for vote in votes):
+            await self.cache.add_votes(key, turn, votes)
+        score, reason = majority_score(votes, settings.consensus_threshold)
+        return MajorityVote(score=score, reason=f"{reason} (cached)" if known else reason, votes=votes)
 
     async def _request_vote(self, messages: list[dict[str, str]]) -> Vote:
         try:
@@ -73,17 +88,36 @@ class LlmJudge:
 
     def __init__(self, config: Config, *, asked: ChatModel | None = None) -> None:
         """See `VotingModel`."""
-        self._voters = VotingModel(config, asked=asked)
+        self._voters = VotingModel(config, JUDGE_ANSWER, asked=asked)
         self.close = self._voters.close
         self._is_ephemeral = EphemeralMatcher(config.serve.ephemeral_patterns)
         self.name = f"llm:{self._voters.model}@{prompts.JUDGE_PROMPT['version']}"
 
+    def use_cache(self, cache: VoteCache) -> None:
+        """Keep votes in this cache, and do not ask for those that it has."""
+        self._voters.cache = cache
+
     async def judge(self, item: JudgeInput) -> Verdict:
-        """Return the majority verdict. Raises `JudgeError` with the first vote's error if no vote is usable."""
-        messages = prompts.build_messages(prompts.JUDGE_PROMPT, item, self._is_ephemeral)
-        vote = await self._voters.request_votes(messages)
-        hints = hints_of_majority(vote.votes, vote.score)
-        return make_verdict(item, self.name, vote.score, vote.reason, votes=vote.votes, hints=hints)
+        """Return the majority verdict. Raises `JudgeError` with the first vote's error if no vote is usable.
+
+        A hint that gives the answer away is dropped, with the reason in its vote and in the verdict.
+        """
+        prompt = prompts.JUDGE_PROMPT
+        messages = prompts.build_messages(prompt, item, self._is_ephemeral)
+        vote = await self._voters.request_votes(messages, turn=item.turn, prompt=prompt["version"])
+        checked = LeakCheck(item, self._is_ephemeral)
+        votes = tuple(_without_leak(one, checked) for one in vote.votes)
+        dropped = sum(one.hint != kept.hint for one, kept in zip(vote.votes, votes, strict=True))
+        reason = f"{vote.reason}; {dropped} of {len(votes)} hints dropped: they give the answer away"
+        hints = hints_of_majority(votes, vote.score)
+        return make_verdict(item, self.name, vote.score, reason if dropped else vote.reason, votes=votes, hints=hints)
+
+
+def _without_leak(vote: Vote, check: LeakCheck) -> Vote:
+    leak = check.find_leak(vote.hint) if vote.hint else None
+    if leak is None:
+        return vote
+    return replace(vote, hint=None, reason=f"{vote.reason} [hint dropped: it gives away {leak}]".strip())
 
 
 class ReplyGrader:
@@ -95,7 +129,7 @@ class ReplyGrader:
 
     def __init__(self, config: Config, *, asked: ChatModel | None = None) -> None:
         """See `VotingModel`."""
-        self._voters = VotingModel(config, asked=asked)
+        self._voters = VotingModel(config, EVALUATION_ANSWER, asked=asked)
         self.close = self._voters.close
         self._slots = asyncio.Semaphore(config.judge.workers)
         self.name = f"llm:{self._voters.model}@evaluation-{prompts.EVALUATION_PROMPT['version']}"

@@ -13,8 +13,10 @@ from dataclasses import replace
 from openclaw_rl.common.message_hash import EphemeralMatcher
 from openclaw_rl.errors import JudgeError
 from openclaw_rl.judge import prompts
+from openclaw_rl.judge.answer_schemas import TEACHER_ANSWER
 from openclaw_rl.judge.backoff import backoff_delay
 from openclaw_rl.judge.chat_client import ChatClient
+from openclaw_rl.judge.leak_check import LeakCheck
 from openclaw_rl.judge.preflight import check_endpoint
 from openclaw_rl.judge.vote_parser import parse_hint
 from openclaw_rl.settings.load import Config
@@ -36,7 +38,9 @@ class Teacher:
         """Raise `ConfigError` if the endpoint is not a URL or may serve the policy that is being trained."""
         check_endpoint("teacher", config.teacher, config)
         self._ask_when = config.teacher.when
-        self._chat_client = ChatClient("teacher", config.teacher, connections=config.judge.workers)
+        self._chat_client = ChatClient(
+            "teacher", config.teacher, connections=config.judge.workers, answer=TEACHER_ANSWER
+        )
         self.close = self._chat_client.close
         self._is_ephemeral = EphemeralMatcher(config.serve.ephemeral_patterns)
         self.name = f"teacher:{config.teacher.model}@{prompts.TEACHER_PROMPT['version']}"
@@ -67,6 +71,9 @@ class Teacher:
         self._failures, self.last_error = 0, ""
         if hint is None:
             return verdict
+        if leak := LeakCheck(item, self._is_ephemeral).find_leak(hint):
+            self.missed += 1
+            return replace(verdict, reason=f"{verdict.reason}; hint by {self.name} dropped: it gives away {leak}")
         self.hints += 1
         return replace(verdict, hints=(hint,), reason=f"{verdict.reason}; hint by {self.name}")
 

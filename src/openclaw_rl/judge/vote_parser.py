@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from openclaw_rl.errors import JudgeError, json_type_name
+from openclaw_rl.judge.answer_schemas import NO_EVIDENCE
 from openclaw_rl.types import Vote
 
 HINT_CHARS = 400  # two long sentences; a longer one is an answer, not an instruction
@@ -32,13 +33,17 @@ def parse_vote(text: str) -> Vote:
     if not found:
         return Vote(score=None, error=f"expected a JSON object with score, hint and reason; got {describe_size(text)}")
     answer = found[-1]
+    reason = _clean_reason(answer.get("reason"))
+    if _is_no_evidence(answer["score"]):
+        return Vote(score=None, reason=reason)
     score = _parse_score(answer["score"])
     if score is None:
-        return Vote(score=None, error=f"expected score 1, 0 or -1; got {json_type_name(answer['score'])}")
+        got = json_type_name(answer["score"])
+        return Vote(score=None, error=f"expected score +1, 0, -1 or {NO_EVIDENCE!r}; got {got}")
     hint = answer.get("hint")
     if hint is not None and not isinstance(hint, str):
         return Vote(score=None, error=f"expected hint to be text or null; got {json_type_name(hint)}")
-    return Vote(score=score, hint=_parse_judge_hint(hint), reason=_clean_reason(answer.get("reason")))
+    return Vote(score=score, hint=_parse_judge_hint(hint), reason=reason)
 
 
 def parse_hint(text: str) -> str | None:
@@ -78,6 +83,10 @@ def _json_objects(text: str) -> Iterator[dict[str, Any]]:
         else:
             yield value
         start = _OBJECT_START.search(text, end)
+
+
+def _is_no_evidence(value: Any) -> bool:
+    return isinstance(value, str) and value.strip().lower().replace("_", " ") == NO_EVIDENCE
 
 
 def _parse_score(value: Any) -> int | None:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from openclaw_rl.judge.answer_schemas import NO_EVIDENCE
 from openclaw_rl.judge.vote_parser import replace_surrogates
 from openclaw_rl.types import JudgeInput, Verdict, Vote
 
@@ -14,20 +15,25 @@ from openclaw_rl.types import JudgeInput, Verdict, Vote
 def majority_score(votes: Sequence[Vote], threshold: float) -> tuple[int | None, str]:
     """Return the score with at least `threshold` (a share in [0, 1]) of the usable votes, and the reason as text.
 
-    A vote with score None is unusable and not counted. The score is None if none reaches the threshold or two are
-    tied. Raises `ValueError` if no vote is usable, because that is a failure of the judge and not a verdict.
+    A vote with an error is unusable and not counted; one without a score says that there is no evidence, and counts
+    like a score. The score is None if that is the majority, if none reaches the threshold, or if two are tied. Raises
+    `ValueError` if no vote is usable, because that is a failure of the judge and not a verdict.
     """
-    counts = Counter(vote.score for vote in votes if vote.score is not None)
+    counts = Counter(vote.score for vote in votes if vote.error is None)
     usable = counts.total()
     if not usable:
         raise ValueError(f"expected at least one usable vote, got {len(votes)} unusable ones")
     (score, most), *others = counts.most_common()
-    tally = ", ".join(f"{value:+d}: {count}" for value, count in sorted(counts.items(), reverse=True))
+    tally = ", ".join(f"{_score_words(value)}: {counts[value]}" for value in (1, 0, -1, None) if value in counts)
     if others and others[0][1] == most:
         return None, f"abstained: a tie ({tally})"
     if most / usable < threshold:  # exact for a decimal share: 3 / 5 and 0.6 are the same float
         return None, f"abstained: no score has a share of at least {threshold:g} of {usable} usable votes ({tally})"
-    return score, f"{most} of {usable} usable votes say {score:+d}"
+    return score, f"{most} of {usable} usable votes say {_score_words(score)}"
+
+
+def _score_words(score: int | None) -> str:
+    return NO_EVIDENCE if score is None else f"{score:+d}"
 
 
 def make_verdict(

@@ -21,6 +21,7 @@ from openclaw_rl.judge.comparison import ComparisonQueue
 from openclaw_rl.judge.llm import LlmJudge
 from openclaw_rl.judge.rules import RulesJudge
 from openclaw_rl.judge.teacher import Teacher
+from openclaw_rl.judge.vote_cache import VoteCache
 from openclaw_rl.judge.vote_parser import replace_surrogates
 from openclaw_rl.judge.voting import replace_verdict_surrogates
 from openclaw_rl.protocols import Judge
@@ -52,6 +53,8 @@ async def run(config: Config, *, stop: asyncio.Event, judge: Judge | None = None
     log.info("judge.kind %s, %d turns at once", config.judge.kind, config.judge.workers)
     teacher = Teacher(config) if config.teacher.wanted else None
     store = await asyncio.to_thread(Store.open, config.store_path)
+    if isinstance(judge, LlmJudge) and config.judge.cache:
+        judge.use_cache(VoteCache(store, config.judge.cache))
     queue = JudgeQueue(config, store, judge, teacher)
     try:
         await queue.run(stop)

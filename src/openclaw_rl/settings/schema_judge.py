@@ -30,7 +30,7 @@ class JudgeConfig(EndpointConfig):
         description="without it, model, base_url or path choose llm, plugin_path chooses plugin, and reward_path "
         "chooses classifier",
     )
-    rules_path: str | None = Field(None, description="default: the shipped rules")
+    rules_path: str | None = Field(None, description="YAML file, or a folder of them; default: the shipped rules")
     path: str | None = Field(
         None,
         description="folder or hub id of a model that serves as the llm judge, on a second engine of the same backend; "
@@ -48,6 +48,11 @@ class JudgeConfig(EndpointConfig):
     num_judges: int = Field(3, ge=1, description="votes per turn, in parallel")
     consensus_threshold: float = Field(
         0.5, ge=0, le=1, description="a score needs at least this share of the votes: 0.6 of five votes are three"
+    )
+    cache: int = Field(
+        10_000,
+        ge=0,
+        description="questions whose votes are kept in the store, so that they are not asked again; 0: none",
     )
     workers: int = Field(4, ge=1, description="turns judged at once")
     min_kappa: float = Field(

@@ -75,7 +75,7 @@ def _endpoint_keys(section: str) -> tuple[str, ...]:
 _LORA = tuple(f"train.lora.{key}" for key in ("rank", "alpha", "dropout", "targets"))
 _DISTILL = tuple(f"train.distill.{key}" for key in ("opd_clip", "topk", "divergence", "ratio_clip", "hint_choice"))
 _RULES = (
-    _only_with("judge.kind", ("llm",), "judge.path", "judge.num_judges", "judge.consensus_threshold"),
+    _only_with("judge.kind", ("llm",), "judge.path", "judge.num_judges", "judge.consensus_threshold", "judge.cache"),
     _only_with("judge.kind", ("llm",), *_endpoint_keys("judge")),
     _only_with("judge.kind", ("rules",), "judge.rules_path"),
     _only_with("judge.kind", ("plugin",), "judge.plugin_path"),

@@ -175,7 +175,7 @@ def scores_collapsed(signs: HealthSnapshot) -> Diagnosis | None:
     middle = sum(not v.score for v in verdicts)
     if len(verdicts) < MIN_COUNT or middle < MAX_NEUTRAL_SHARE * len(verdicts):
         return None
-    abstained = [v for v in verdicts if v.score is None and len(v.votes) > 1]
+    abstained = [v for v in verdicts if v.score is None and len(v.votes) > 1 and v.reason.startswith("abstained")]
     seen = f"verdicts: {middle} of the newest {len(verdicts)} are neither +1 nor -1"
     settings: dict[str, Any] = {}
     if signs.empty_reactions > middle / 2:

@@ -41,5 +41,6 @@ MIGRATIONS: Sequence[Migration] = (
     partial(_run_file, "6_reply_calls"),
     partial(_run_file, "7_attempts"),
     partial(_run_file, "8_policy_files"),
+    partial(_run_file, "9_cached_votes"),
 )
 """Migration n is at index n - 1. Each runs in the same transaction that writes the new schema number."""

@@ -186,6 +186,13 @@ def verdict_from_row(row: Row[Any]) -> Verdict:
     return from_row(Verdict, row, votes=votes, hints=hints, explicit=bool(row.explicit))
 
 
+def votes_from_row(row: Row[Any]) -> tuple[Vote, ...]:
+    """Return the votes of a row. Raises `DamagedRow`."""
+    with naming_damage(row.turn, "votes"):
+        votes: tuple[Vote, ...] = _decode_json(_votes_decoder, row.votes)
+        return votes
+
+
 def policy_from_row(row: Row[Any]) -> Policy:
     """Build a policy. Metrics, memory (moving averages) or digests that cannot be read count as empty."""
     columns = ("memory", "metrics", "files")

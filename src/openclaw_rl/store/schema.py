@@ -170,6 +170,16 @@ verdicts = Table(
     *_required(Float, "at"),
 )
 
+cached_votes = Table(  # answers of judges to questions, by the hash of the question
+    "cached_votes",
+    metadata,
+    Column("seq", Integer, primary_key=True),
+    Column("key", LargeBinary, nullable=False, unique=True),
+    Column("turn", Text, ForeignKey("turns.id", ondelete="CASCADE"), nullable=False),
+    *_required(LargeBinary, "votes"),
+)
+Index("cached_votes_turn", cached_votes.c.turn)
+
 policies = Table(
     "policies",
     metadata,

@@ -6,15 +6,23 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, bindparam, case, func, select, update
+from sqlalchemy import ColumnElement, Connection, bindparam, case, delete, func, select, update
 from sqlalchemy.dialects.sqlite import insert
 
 from openclaw_rl.errors import DamagedRow
 from openclaw_rl.store import exchanges, turn_states
 from openclaw_rl.store import schema as t
-from openclaw_rl.store.rows import from_row, reaction_from_row, to_json, to_row, turn_from_row, verdict_from_row
+from openclaw_rl.store.rows import (
+    from_row,
+    reaction_from_row,
+    to_json,
+    to_row,
+    turn_from_row,
+    verdict_from_row,
+    votes_from_row,
+)
 from openclaw_rl.store.turn_states import DropReason
-from openclaw_rl.types import Feedback, FinishReason, JudgeInput, Kind, Reaction, Turn, TurnState, Verdict
+from openclaw_rl.types import Feedback, FinishReason, JudgeInput, Kind, Reaction, Turn, TurnState, Verdict, Vote
 
 SCORE_SIGNAL, HINT_SIGNAL = 1, 2
 """Bits of a turn's `signal`: the training signals of its current verdict."""
@@ -130,6 +138,27 @@ def judged_without_feedback(conn: Connection, ids: Sequence[str]) -> set[str]:
     """Return those of the turns that have a verdict which is not from explicit feedback."""
     verdicts = select(t.verdicts.c.turn).where(t.verdicts.c.turn.in_(ids), t.verdicts.c.explicit == 0)
     return set(conn.execute(verdicts).scalars())
+
+
+def cached_votes(conn: Connection, key: bytes) -> tuple[Vote, ...] | None:
+    """Return the votes that were kept under this key. Damaged ones count as missing."""
+    row = conn.execute(select(t.cached_votes).where(t.cached_votes.c.key == key)).one_or_none()
+    with contextlib.suppress(DamagedRow):
+        return None if row is None else votes_from_row(row)
+    return None
+
+
+def cache_votes(conn: Connection, key: bytes, turn_id: str, votes: Sequence[Vote], *, limit: int) -> None:
+    """Keep the votes under this key until the turn is erased, or until `limit` newer ones have been kept.
+
+    Nothing is kept of an unknown turn.
+    """
+    if get(conn, turn_id) is None:
+        return
+    row = {"key": key, "turn": turn_id, "votes": to_json(tuple(votes))}
+    conn.execute(insert(t.cached_votes).values(row).prefix_with("OR REPLACE"))
+    newest = select(func.max(t.cached_votes.c.seq)).scalar_subquery()
+    conn.execute(delete(t.cached_votes).where(t.cached_votes.c.seq <= newest - limit))
 
 
 def mark_untrainable(conn: Connection, turn_id: str, why: str) -> None:

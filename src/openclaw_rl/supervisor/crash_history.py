@@ -108,8 +108,9 @@ def crash_cure(config: Config, worker: str, exit_words: str, output: WorkerOutpu
 
 def loaded_files_state(config: Config, worker: str) -> tuple[tuple[int, int] | None, ...]:
     """Return a value that changes when one of the files changes that the worker loads at its start."""
-    paths = (_setting_value(config, key) for key in _LOADED_FILES.get(worker, ()))
-    return tuple(_file_state(path) for path in paths if path is not None)
+    values = (_setting_value(config, key) for key in _LOADED_FILES.get(worker, ()))
+    paths = [Path(value).expanduser() for value in values if value is not None]
+    return tuple(_file_state(file) for path in paths for file in (path, *sorted(path.glob("*.yaml"))))
 
 
 def _setting_value(config: Config, key: str | None) -> str | None:
@@ -119,9 +120,9 @@ def _setting_value(config: Config, key: str | None) -> str | None:
     return value
 
 
-def _file_state(path: str) -> tuple[int, int] | None:
+def _file_state(path: Path) -> tuple[int, int] | None:
     try:
-        found = Path(path).expanduser().stat()
+        found = path.stat()
     except OSError:
         return None
     return found.st_mtime_ns, found.st_size

@@ -1,0 +1,189 @@
+"""Files of the rules judge: regular expressions in YAML, one file for each language. `assets/rules` has the format."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from openclaw_rl.common.linear_regex import LinearPattern, PatternError
+from openclaw_rl.errors import ConfigError
+
+_ROLES_OF_SPEAKER: Mapping[str, tuple[str, ...]] = {
+    "user": ("user",),
+    "tool": ("tool", "function"),
+    "any": ("user", "tool", "function"),
+}
+_LANGUAGE_KEYS = ("when", "unless")
+_PATTERN_KEYS = (*_LANGUAGE_KEYS, "unless_reply")
+_EXPECTED_PATTERN = "text or a list of texts"
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+def _is_text_or_none(value: Any) -> bool:
+    return value is None or _is_text(value)
+
+
+_RULE_KEYS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "name": (_is_text, "text"),
+    "when": (_is_text, _EXPECTED_PATTERN),
+    "unless": (_is_text_or_none, _EXPECTED_PATTERN),
+    "unless_reply": (_is_text_or_none, _EXPECTED_PATTERN),
+    "who": (lambda value: value in tuple(_ROLES_OF_SPEAKER), "user, tool or any"),
+    "score": (lambda value: value in (None, 1, -1) and not isinstance(value, bool), "1, -1 or nothing"),
+    "hint": (_is_text_or_none, "text"),
+}
+"""Keys of a rule, each with a check of its value and a description of valid values."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One rule of a file."""
+
+    name: str
+    when: LinearPattern
+    who: str
+    score: int | None
+    hint: str | None
+    unless: LinearPattern | None = None
+    unless_reply: LinearPattern | None = None
+
+    def matches_any(self, messages: Sequence[tuple[str, str]], reply: str) -> bool:
+        """Whether the rule matches any (role, text) whose role it covers, as a reaction to this reply."""
+        roles = _ROLES_OF_SPEAKER[self.who]
+        found = any(role in roles and _is_found(self.when, self.unless, text) for role, text in messages)
+        return found and not (self.unless_reply and self.unless_reply.matches(reply))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleFile:
+    """The rules of one file, and the patterns that recognise the messages of its language."""
+
+    rules: tuple[Rule, ...]
+    when: LinearPattern | None = None
+    unless: LinearPattern | None = None
+
+    def matching_rules(self, messages: Sequence[tuple[str, str]], reply: str) -> list[Rule]:
+        """Return the rules that match any (role, text), in the order of the file."""
+        readable = [(role, text) for role, text in messages if _is_found(self.when, self.unless, text)]
+        return [rule for rule in self.rules if rule.matches_any(readable, reply)] if readable else []
+
+
+def _is_found(when: LinearPattern | None, unless: LinearPattern | None, text: str) -> bool:
+    return (when is None or when.matches(text)) and not (unless is not None and unless.matches(text))
+
+
+def load_rule_files(path: Path) -> tuple[tuple[RuleFile, ...], str]:
+    """Return the rules of a file, or of all `*.yaml` files of a folder, and the digest of their texts.
+
+    In a folder, the name of a rule begins with the name of its file: `german/thanks`. Raises `ConfigError` with file,
+    rule and expected value.
+    """
+    files = sorted(path.glob("*.yaml")) if path.is_dir() else [path]
+    if not files:
+        raise ConfigError(f"{path}: expected at least one *.yaml file with rules in this folder, got none")
+    found, digest = [], hashlib.sha256()
+    for file in files:
+        try:
+            raw = file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"{file}: the judge's rules cannot be read: {error}. "
+                "Set judge.rules_path to a YAML file or a folder of them, or leave it unset for the shipped rules."
+            ) from error
+        digest.update(raw.encode())
+        parsed = _parse_file(raw, str(file))
+        if path.is_dir():
+            parsed = replace(parsed, rules=tuple(replace(r, name=f"{file.stem}/{r.name}") for r in parsed.rules))
+        found.append(parsed)
+    return tuple(found), digest.hexdigest()[:8]
+
+
+def _parse_file(raw: str, source: str) -> RuleFile:
+    try:
+        tree = yaml.safe_load(raw)
+    except (yaml.YAMLError, ValueError) as error:  # `ValueError`: an invalid date, or a number that is too long
+        raise ConfigError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from error
+    except RecursionError:
+        raise ConfigError(f"{source}: nested too deeply. Expected `version: 1` and a list `rules:`") from None
+    if not isinstance(tree, dict) or tree.get("version") != 1:
+        got = tree.get("version") if isinstance(tree, dict) else type(tree).__name__
+        raise ConfigError(f"{source}: expected a mapping with `version: 1`, got {got!r}")
+    entries = tree.get("rules")
+    if set(tree) - {"parts", *_LANGUAGE_KEYS} != {"version", "rules"} or not isinstance(entries, list) or not entries:
+        raise ConfigError(f"{source}: expected `version: 1` and a list `rules:`, got the keys {sorted(map(str, tree))}")
+    parts = tree.get("parts", {})
+    parts = {name: _join_list(value) for name, value in parts.items()} if isinstance(parts, dict) else parts
+    if not isinstance(parts, dict) or not all(isinstance(value, str) for value in parts.values()):
+        raise ConfigError(f"{source}: `parts`: expected a mapping from names to patterns, got {parts!r}")
+    language = _fill_parts({key: tree.get(key) for key in _LANGUAGE_KEYS}, parts)
+    for key, value in language.items():
+        if not _is_text_or_none(value):
+            raise ConfigError(f"{source}: `{key}`: expected {_EXPECTED_PATTERN}; got {value!r}")
+        language[key] = _compile_pattern(value, f"{source}: `{key}`")
+    return RuleFile(rules=tuple(_parse_rules(entries, parts, source)), **language)
+
+
+def _parse_rules(entries: Sequence[Any], parts: Mapping[str, str], source: str) -> Iterator[Rule]:
+    names: set[str] = set()
+    for number, entry in enumerate(entries, 1):
+        rule = _parse_rule(_fill_parts(entry, parts), number, source)
+        if rule.name in names:
+            raise ConfigError(f"{source}: rule {rule.name!r}: expected distinct names, got this one twice")
+        names.add(rule.name)
+        yield rule
+
+
+def _fill_parts(entry: Any, parts: Mapping[str, str]) -> Any:
+    """Return the entry with each `<name>` in its patterns replaced by the part of that name, in the parts' order."""
+    if not isinstance(entry, dict):
+        return entry
+    out = dict(entry)
+    for key in _PATTERN_KEYS:
+        pattern = _join_list(out.get(key))
+        if isinstance(pattern, str):
+            for name, part in parts.items():
+                pattern = pattern.replace(f"<{name}>", part)
+            out[key] = pattern
+    return out
+
+
+def _join_list(value: Any) -> Any:
+    """Return one pattern for a list of alternatives; other values unchanged."""
+    if isinstance(value, list) and value and all(_is_text(one) for one in value):
+        return f"({'|'.join(value)})"
+    return value
+
+
+def _parse_rule(entry: Any, number: int, source: str) -> Rule:
+    where = f"{source}: rule {number}"
+    if not isinstance(entry, dict):
+        raise ConfigError(f"{where}: expected a mapping with {', '.join(_RULE_KEYS)}; got {entry!r}")
+    values = {"who": "user", **entry}
+    for key, (is_valid, expected) in _RULE_KEYS.items():
+        value = values[key] = values.get(key)
+        if not is_valid(value):
+            raise ConfigError(f"{where}: `{key}`: expected {expected}; got {value!r}")
+        where = f"{source}: rule {number} ({values['name'].strip()})"
+    if unknown := [key for key in entry if key not in _RULE_KEYS]:
+        raise ConfigError(f"{where}: unknown key {unknown[0]!r}; expected {', '.join(_RULE_KEYS)}")
+    if values["score"] is None and values["hint"] is None:
+        raise ConfigError(f"{where}: expected a `score`, a `hint` or both; got neither")
+    patterns = {key: _compile_pattern(values[key], f"{where}: `{key}`") for key in _PATTERN_KEYS}
+    return Rule(**values | patterns | {key: values[key] and values[key].strip() for key in ("name", "hint")})
+
+
+def _compile_pattern(pattern: str | None, where: str) -> LinearPattern | None:
+    if pattern is None:
+        return None
+    try:
+        return LinearPattern(f"(?i){pattern}")
+    except PatternError as error:
+        raise ConfigError(f"{where}: expected a regular expression of RE2, got {pattern!r}: {error}") from error
