@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from openclaw_rl.common import steady_clock
-from openclaw_rl.common.steady_clock import GuardedWallClock
+from openclaw_rl.common.steady_clock import AdvancingWallClock, GuardedWallClock
 
 HOUR = 3600.0
 
@@ -74,3 +74,17 @@ def test_processes_of_one_boot_share_the_steady_clock() -> None:
     ).stdout.split()
     assert name == steady_clock.boot_name()
     assert 0 <= steady_clock.boot_seconds() - float(seconds) < 60
+
+
+def test_the_time_of_what_is_recorded_never_goes_back(machine: Machine) -> None:
+    """A reply that ended before its reaction has an earlier time, or the reaction would get no link."""
+    clock = AdvancingWallClock(wall=lambda: machine.wall, steady=lambda: machine.steady)
+    first = clock()
+    assert first == machine.wall
+    machine.wait(10)
+    machine.wall -= 3 * HOUR
+    assert clock() == first + 10
+    machine.wait(10)
+    assert clock() == first + 20
+    machine.wall += 4 * HOUR
+    assert clock() == machine.wall

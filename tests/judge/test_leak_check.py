@@ -92,6 +92,9 @@ def test_other_languages(said: str, hint: str, kind: str | None) -> None:
 def test_a_comment_is_read_and_the_conversation_is_known() -> None:
     assert leak("Say 42.", turn("hm", comment="it is 42")) == "a number"
     assert leak("Say 391.", turn(asked="Is it 391?")) is None
+    called = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+    seen = replace(turn("no, a.py"), messages=(called,))
+    assert (leak("Look into a.py first.", seen), leak("Look into app.py first.", turn("no, app.py"))) == (None, "code")
     assert leak("Say 39.") is None
 
 

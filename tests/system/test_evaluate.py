@@ -62,7 +62,7 @@ def test_the_judge_scores_the_conversations_and_the_rest_is_checked() -> None:
     status, out, err = with_judge(by_reference, lambda flags: evaluate("--num", "5", "--json", *flags))
     assert (status, err) == (0, "")
     content: dict[str, Any] = json.loads(out)
-    assert content["scores"]["conversation"]["scored_by"] == "llm:grader@evaluation-1"
+    assert content["scores"]["conversation"]["scored_by"] == "llm:grader@evaluation-2"
     assert content["scores"]["conversation"]["solved"] == content["properties"]["reference_answer"]["held"] >= 4
     assert {content["scores"][kind]["scored_by"] for kind in ("coding", "tool-use")} == {"properties"}
 

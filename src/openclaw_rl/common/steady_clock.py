@@ -32,6 +32,24 @@ def boot_name() -> str:
     return f"{socket.gethostname()}/{name[:8].lower() or 'unknown'}"
 
 
+class AdvancingWallClock:
+    """Wall clock that follows jumps forwards, and never goes back.
+
+    What is recorded by one process has times in the order in which it happened. After the wall clock was set back, this
+    one stays ahead of it.
+    """
+
+    def __init__(self, *, wall: Callable[[], float] = time.time, steady: Callable[[], float] = boot_seconds) -> None:
+        self._wall, self._steady = wall, steady
+        self._offset = float("-inf")
+
+    def __call__(self) -> float:
+        """Return seconds since the epoch."""
+        steady = self._steady()
+        self._offset = max(self._offset, self._wall() - steady)
+        return steady + self._offset
+
+
 class GuardedWallClock:
     """Wall clock whose jumps forwards are believed only after `hold` seconds.
 
@@ -55,3 +73,7 @@ class GuardedWallClock:
             self._jump = max(0.0, self._jump + moved)
             self._until = steady + self._hold
         return wall - self._jump
+
+
+recorded_time = AdvancingWallClock()
+"""Seconds since the epoch for what a process records of conversations: a reply ends before its reaction begins."""

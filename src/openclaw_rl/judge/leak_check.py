@@ -46,12 +46,14 @@ class LeakCheck:
     """Checks the hints on one turn."""
 
     def __init__(self, item: JudgeInput, is_ephemeral: Callable[[Message], bool]) -> None:
-        before = [visible_text(message) for message in item.messages if not is_ephemeral(message)]
+        known = [message for message in item.messages if not is_ephemeral(message)]
+        before = [visible_text(message) for message in known]
+        before += [" ".join(call) for message in known for call in canonical_calls(message).values()]
         tools = [name for name, _ in canonical_calls(item.reply).values()]
         comments = [given.comment for given in item.reaction.feedback if given.comment]
         after = [visible_text(message) for message in (item.reply, *item.reaction.messages)]
-        self._known = _join([*before, *tools])
-        self._later = _join([*after, *comments])
+        self._known = _squeeze("\n".join([*before, *tools]))
+        self._later = _squeeze(head_and_tail("\n".join([*after, *comments]), _SEARCHED_CHARS))
 
     def find_leak(self, hint: str) -> str | None:
         """Return what of the reply or the reaction the hint gives away, as words that quote nothing; None: nothing."""
@@ -75,10 +77,6 @@ def _contains(text: str, part: str) -> bool:
         return False
     pattern = re.escape(part)
     return bool(re.search(pattern if _SPACELESS.search(part) else f"(?<!{_LETTER}){pattern}(?!{_LETTER})", text))
-
-
-def _join(texts: list[str]) -> str:
-    return _squeeze(head_and_tail("\n".join(texts), _SEARCHED_CHARS))
 
 
 def _squeeze(text: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import time
 from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 from openclaw_rl.common import message_hash
 from openclaw_rl.common.disk_space import DiskMonitor
 from openclaw_rl.common.logging_metrics import GatewayMetrics
+from openclaw_rl.common.steady_clock import recorded_time
 from openclaw_rl.errors import PromptTooLong, RequestError
 from openclaw_rl.protocols import Engine
 from openclaw_rl.render.renderer import RenderedPrompt, Renderer
@@ -90,7 +90,7 @@ class Gateway:
         except BaseException:  # also for a cancellation: the acquired version must be released
             self.versions.release(version)
             raise
-        now = time.time()
+        now = recorded_time()
         session, agent = prompt.history.origin or (None, "")
         request = Request(
             id=f"{ask.id_prefix}{_id_generator.getrandbits(112):028x}",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from openclaw_rl.common.steady_clock import recorded_time
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.render.reply_parser import Delta, ReplyDecoder
 from openclaw_rl.serve.chat_request import StreamPart, TokenInfo, TokenUsage
@@ -42,7 +42,7 @@ class ReplyAccumulator:
     def add_chunk(self, chunk: Chunk) -> StreamPart:
         """Add a chunk and return the output that is now certain. The last chunk releases all text that was held."""
         if self.first_token_at is None:
-            self.first_token_at = time.time()
+            self.first_token_at = recorded_time()
         self.cached_tokens += chunk.cached
         self.token_ids += chunk.token_ids
         self._logprobs += chunk.logprobs
@@ -142,7 +142,7 @@ class ReplyAccumulator:
             mark=mark,
             error=error,
             first_token_at=self.first_token_at,
-            finished_at=time.time(),
+            finished_at=recorded_time(),
         )
 
 

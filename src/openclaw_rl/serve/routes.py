@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from openclaw_rl.common.steady_clock import recorded_time
 from openclaw_rl.errors import PromptTooLong, RequestError, StoreError
 from openclaw_rl.serve.auth import ApiKeys
 from openclaw_rl.serve.chat_request import DISK_FULL, field_error
@@ -239,5 +240,5 @@ def _parse_feedback(body: _FeedbackBody, scope: str) -> Feedback:
         score=score,
         comment=body.comment or None,
         correction=body.correction or None,
-        given_at=time.time(),
+        given_at=recorded_time(),
     )
