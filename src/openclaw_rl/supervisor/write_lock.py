@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CHECK_INTERVAL = 0.5  # seconds between two checks
-FROZEN_LIMIT = 4.0  # seconds after which a stopped process is killed; requests wait for the lock for 10 s
+FROZEN_LIMIT = 2.0  # seconds after which a stopped process is killed; requests wait for the lock for 10 s
 HELD_LIMIT = 9.0  # the same for a process that is not stopped; no transaction takes so long
 _WRITE_LOCK_BYTE = 120  # in the `-shm` file: https://sqlite.org/walformat.html#wal_locks
 _LOCKS_FILE, _PROCESSES = Path("/proc/locks"), Path("/proc")
