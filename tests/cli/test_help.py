@@ -131,11 +131,13 @@ def test_the_table_of_other_names_has_no_dead_row() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (("status", "--lr", "1"), "'--lr'.\nIt means train.optimizer.learning_rate"),
         (("status", "--learning-rate", "1"), "It means train.optimizer.learning_rate, a setting of the running system"),
         (("key", "--port", "1"), "this command finds that system by --home"),
         (("chat", "--learning-rate", "1"), "This command takes it as --set train.optimizer.learning_rate=VALUE."),
         (("config", "check", "--xyzzy"), "No such option '--xyzzy'"),
         (("chat", "--hme", "x"), "--home"),
+        (("chat", "--hepl"), "--help"),
     ],
 )
 def test_an_option_that_a_command_does_not_have(

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import sqlite3
+import subprocess
+import sys
+import termios
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +15,7 @@ import pytest
 
 from openclaw_rl.cli.main import main
 from openclaw_rl.common.logging_metrics import JsonLinesFormatter, LogFileHandler, setup_logging
+from openclaw_rl.common.printable import wrap_lines
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.judge.rules import RulesJudge
 from openclaw_rl.status import report
@@ -172,3 +178,36 @@ def test_a_log_on_a_full_disk_is_one_line(capsys: pytest.CaptureFixture[str]) ->
     ]
     assert len(lines) == 4
     setup_logging("test", None)  # closes the file
+
+
+def test_a_judge_without_an_endpoint_is_reported_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["up", "--home", str(tmp_path), "--judge-model", "gpt-4"])
+    shown = capfd.readouterr().err
+    assert shown.count("no endpoint serves it") == 1
+    assert "openclaw-rl: judge.model is gpt-4, and no endpoint serves it" in shown
+
+
+def test_an_error_on_a_terminal_is_wrapped_between_words(tmp_path: Path) -> None:
+    shown = in_terminal(["up", "--home", str(tmp_path), "--judge-model", "gpt-4"], columns=80)
+    lines = shown.split("\n")
+    assert len(lines) > 1
+    assert all(len(line) <= 80 for line in lines)
+    assert "".join(f"{line} " for line in lines).count("no endpoint serves it: the judge cannot start.") == 1
+
+
+def in_terminal(arguments: list[str], *, columns: int) -> str:
+    """Run a command whose stderr is a terminal, and return what it prints there."""
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, columns))
+    command = [sys.executable, "-m", "openclaw_rl", *arguments]
+    environ = {**os.environ, "COLUMNS": str(columns)}
+    with os.fdopen(ours, "rb", closefd=True) as terminal:
+        subprocess.run(command, stdout=subprocess.DEVNULL, stderr=theirs, env=environ, timeout=60, check=False)
+        os.close(theirs)
+        return terminal.read1(65536).decode().replace("\r\n", "\n").strip()
+
+
+def test_words_that_are_longer_than_a_line_stay_whole() -> None:
+    path = "/tmp/" + "a-long-name/" * 10
+    assert wrap_lines(f"openclaw-rl: {path} is no folder\n", 40) == f"openclaw-rl:\n{path}\nis no folder\n"

@@ -24,6 +24,34 @@ CODEX = (
     "has already been done and avoid duplicating work. Here is the summary produced by the other language model, use "
     f"the information in this summary to assist with your own analysis:\n{SUMMARY}"
 )
+GEMINI_CONTEXT = (
+    "u <session_context>\nThis is the Gemini CLI. We are setting up the context for our chat.\n"
+    "Today's date is Friday.\n</session_context>"
+)
+GEMINI_SUMMARISE = (
+    "u Generate a new <state_snapshot> based on the provided history.\n\n"
+    "First, reason in your scratchpad. Then, generate the updated <state_snapshot>."
+)
+GEMINI_CHECK = "u Critically evaluate the <state_snapshot> you just generated. Did you omit any details?"
+GEMINI_DONE = "a Got it. Thanks for the additional context!"
+DRAFT = "<state_snapshot><overall_goal>Eat on Friday.</overall_goal></state_snapshot>"
+SNAPSHOT = "<state_snapshot><overall_goal>Eat by the river on Friday at eight.</overall_goal></state_snapshot>"
+GEMINI_TASK = "s You are a specialized system component responsible for distilling chat history into a snapshot."
+GEMINI_CALLS = [
+    Ask(name="1", history=[S, GEMINI_CONTEXT, Q], reply=LONG),
+    Ask(
+        name="sum",
+        history=[GEMINI_TASK, GEMINI_CONTEXT, Q, A, GEMINI_SUMMARISE],
+        reply=DRAFT,
+        expect={"kind": Kind.SIDE},
+    ),
+    Ask(
+        name="check",
+        history=[GEMINI_TASK, GEMINI_CONTEXT, Q, A, f"a {DRAFT}", GEMINI_CHECK],
+        reply=SNAPSHOT,
+        expect={"kind": Kind.SIDE},
+    ),
+]
 ENVIRONMENT = "u <environment_context>\n  <cwd>/work</cwd>\n</environment_context>"
 
 
@@ -88,6 +116,34 @@ SUMMARIES: dict[str, Case] = {
             ),
         ],
         {"1": "closed", "sum": "dropped side", "2": "closed"},
+    ),
+    "Gemini CLI checks its summary, and puts a reply of its own behind it": (
+        [
+            *GEMINI_CALLS,
+            Ask(
+                name="2",
+                history=[S, GEMINI_CONTEXT, f"u {SNAPSHOT}", GEMINI_DONE, THANKS],
+                reply=BOOKED,
+                expect=reacts("1", THANKS[2:], how="distinctive") | {"session": "1", "unlinked": None},
+            ),
+            Ask(
+                name="3",
+                history=[S, GEMINI_CONTEXT, f"u {SNAPSHOT}", GEMINI_DONE, THANKS, f"a {BOOKED}", BYE],
+                expect=reacts("2", BYE[2:]) | {"session": "1"},
+            ),
+        ],
+        {"1": "closed", "sum": "dropped side", "check": "dropped side", "2": "closed"},
+    ),
+    "Gemini CLI's words behind a text of the person are no summary": (
+        [
+            *GEMINI_CALLS,
+            Ask(
+                name="2",
+                history=[S, "u Remember that I like fish, and nothing else.", GEMINI_DONE, THANKS],
+                expect=no_reaction() | {"session": "2", "unlinked": "not from this gateway"},
+            ),
+        ],
+        {"1": "served"},
     ),
     "a person sends the text of a main reply as a message of a new conversation: it is no summary": (
         [FIRST, Ask(name="2", history=[S, f"u {LONG}", THANKS], expect=no_reaction() | {"unlinked": None})],

@@ -8,7 +8,7 @@ from tests.collect.cases import LONG, RESULTS, THANKS, WEATHER, WEATHER_BACK, A,
 from tests.collect.cases_traps_edits import BOOKED, no_reaction, reacts
 from tests.collect.world import Ask, calls, result
 
-from openclaw_rl.types import ExchangeStatus
+from openclaw_rl.types import Capture, ExchangeStatus
 
 ID1, ID2, ID3 = "call_3f9c1e7a5b2d4c6e8f0a1b2c", "call_a07d44c19be2f35868d1e0b7", "call_5512fe90cc3a7b84d6e2190f"
 CAT = calls((ID1, "shell", '{"command": "cat nowhere.txt"}'))
@@ -18,6 +18,10 @@ READ = calls((ID3, "shell", '{"command": "cat notes.txt"}'))
 MISSING = "cat: nowhere.txt: No such file"
 CLEARED, PRUNED = "[cleared]", "[Old tool result content cleared]"
 CAT_RESULT, LIST_RESULT, READ_RESULT = result(ID1, MISSING), result(ID2, "notes.txt"), result(ID3, "Dinner: Friday.")
+NESTED_CALL = (
+    "a For context, here is the conversation so far between the user and the previous agent:\n<CONVERSATION HISTORY>\n"
+    f'1. user: Dinner?\n2. function_call: {{"call_id": "{ID1}", "name": "shell"}}\n</CONVERSATION HISTORY>'
+)
 START = Ask(name="1", history=[S, Q], reply=CAT)
 TRIED = Ask(name="2", history=[S, Q, CAT, CAT_RESULT], reply=LIST, expect=reacts("1", MISSING))
 
@@ -258,5 +262,78 @@ TOOLS: dict[str, Case] = {
             ),
         ],
         {"1": "closed", "2": "closed", "3": "served"},
+    ),
+    "a hand-off drops the call and keeps its result: the reason names it": (
+        [
+            START,
+            Ask(
+                name="2",
+                history=["s You are the next agent.", Q, CAT_RESULT],
+                agent="next",
+                expect=no_reaction() | {"session": "2", "unlinked": "names tool calls of this gateway"},
+            ),
+        ],
+        {"1": "served"},
+    ),
+    "a hand-off puts the conversation into one message: the reason names the call in it": (
+        [
+            START,
+            Ask(
+                name="2",
+                history=["s You are the next agent.", NESTED_CALL, "u Go on."],
+                expect=no_reaction() | {"unlinked": "names tool calls of this gateway"},
+            ),
+            Ask(
+                name="3",
+                history=["s You are the next agent.", f"u {NESTED_CALL[2:]}"],
+                expect=no_reaction() | {"unlinked": "names tool calls of this gateway"},
+            ),
+        ],
+        {"1": "served"},
+    ),
+    "a hand-off puts the conversation into one message: the reason names the reply in it": (
+        [
+            Ask(name="1", history=[S, Q], reply=LONG),
+            Ask(
+                name="2",
+                history=[
+                    "s You are the next agent.",
+                    f"a For context:\n1. user: Dinner?\n2. assistant: {LONG}",
+                    THANKS,
+                ],
+                expect=no_reaction() | {"unlinked": "has a reply of this gateway only inside another message"},
+            ),
+        ],
+        {"1": "served"},
+    ),
+    "a redacted request has no text to search": (
+        [
+            Ask(name="1", history=[S, Q], reply=LONG),
+            Ask(
+                name="2",
+                history=[S, "u Dinner?", THANKS],
+                capture=Capture.REDACTED,
+                expect=no_reaction() | {"unlinked": None},
+            ),
+        ],
+        {"1": "served"},
+    ),
+    "a person quotes a reply in a new conversation: there is no history, and no reason": (
+        [
+            Ask(name="1", history=[S, Q], reply=LONG),
+            Ask(name="2", history=[S, f"u Translate: {LONG}"], expect=no_reaction() | {"unlinked": None}),
+            Ask(
+                name="3",
+                history=[S, f"u Translate: {LONG}"],
+                scope="other",
+                expect=no_reaction() | {"unlinked": None},
+            ),
+            Ask(
+                name="4",
+                history=[S, CAT_RESULT, "u Which call is this?"],
+                expect=no_reaction() | {"unlinked": None},
+            ),
+        ],
+        {"1": "served"},
     ),
 }

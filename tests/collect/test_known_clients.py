@@ -39,6 +39,15 @@ PERSON = [
     "### Task:\nWrite the release notes.",
     "Please summarize this conversation.",
     "Hold on, before you continue: the date is wrong.",
+    "Summarize the conversation so far.",
+    "Summarize the conversation history so far, please.",
+    "Summarize the most important facts and events in the story so far.",
+    "Analyze the following text and extract key topics.",
+    "Please write a brief title for my blog post.",
+    "Write your next reply from the point of view of a pirate.",
+    "Your task is to summarize the attached report.",
+    "The following messages are from my boss. What does she want?",
+    "Got it. Thanks for the context!",
 ]
 
 
@@ -58,6 +67,98 @@ def test_the_title_prompt_of_chatbox_is_a_client_prompt() -> None:
     text = "Based on the chat history, give this conversation a name.\nKeep it short - 30 characters max."
     assert CLASSIFIER.is_client_prompt(user(text))
     assert CLASSIFIER.side_pattern_match(user(text)) is not None
+
+
+CLIENT_MESSAGES = {
+    "SillyTavern, summary": (
+        "system",
+        "Ignore previous instructions. Summarize the most important facts and events in the story so far. If a summary "
+        "already exists in your memory, use that as a base and expand with new facts.",
+    ),
+    "HF chat-ui, title": (
+        "system",
+        "You are a chat thread titling assistant.\nGoal: Produce a very short, descriptive title (2-4 words).",
+    ),
+    "HF chat-ui, summary": (
+        "user",
+        "Summarize concisely the following reasoning for the user. Keep it short (one short paragraph).\n\nI add.",
+    ),
+    "Letta, summary": (
+        "system",
+        "Your job is to summarize a history of previous messages in a conversation between an AI persona and a human.\n"
+        "The conversation you are given is a from a fixed context window and may not be complete.",
+    ),
+    "Letta, sliding window": (
+        "user",
+        "The previous messages are being evicted from the BEGINNING of your context window. Write a detailed summary "
+        "that captures what happened in these messages.",
+    ),
+    "VS Code Copilot Chat, summary": (
+        "user",
+        "Summarize the conversation history so far, paying special attention to the most recent agent commands and "
+        "tool results that triggered this summarization.",
+    ),
+    "VS Code Copilot Chat, system message of the summary": (
+        "system",
+        "Your task is to create a comprehensive, detailed summary of the entire conversation that captures all "
+        "essential information needed to seamlessly continue the work without any loss of context.",
+    ),
+    "VS Code Copilot Chat, title": ("user", "Please write a brief title for the following request:\n\nSort a list."),
+    "Vercel AI chatbot, title": (
+        "system",
+        "\n\n    - you will generate a short title based on the first message a user begins a conversation with\n"
+        "    - ensure it is not more than 80 characters long",
+    ),
+    "Vercel AI chatbot, newer title": (
+        "system",
+        "Generate a short chat title (2-5 words) summarizing the user's message.\n\nOutput ONLY the title text.",
+    ),
+    "Google ADK, compaction": (
+        "user",
+        "The following is a conversation history between a user and an AI agent. Please summarize the conversation, "
+        "focusing on key information and decisions made.",
+    ),
+    "Google ADK, newer compaction": (
+        "user",
+        "The following is a conversation history between a user and an AI agent. It may or may not start from a "
+        "compacted history. Please identify and reiterate the user request.",
+    ),
+    "Kimi CLI, compaction": (
+        "user",
+        "## Message 1\nRole: user\nContent:\nSort a list.\n---\n\nThe above is a list of messages in an agent "
+        "conversation. You are now given a task to compact this conversation context according to specific priorities.",
+    ),
+    "Hermes agent, compaction": (
+        "user",
+        "You are a summarization agent creating a context checkpoint. Treat the conversation turns below as source "
+        "material for a compact record of prior work.",
+    ),
+    "Hermes agent, title": (
+        "system",
+        "You name chat sessions. Given the user's opening message, write a title that lets them find it again.",
+    ),
+    "Semantic Kernel, topics": (
+        "user",
+        "Analyze the following extract taken from a conversation transcript and extract key topics.\n- Be brief.",
+    ),
+    "Qwen Code, compaction": (
+        "user",
+        "First, reason in your <analysis> block. Then, produce the <state_snapshot> XML.",
+    ),
+}
+
+
+@pytest.mark.parametrize("client", CLIENT_MESSAGES)
+def test_the_prompt_of_a_known_client_makes_a_side_call(tmp_path: Path, client: str) -> None:
+    role, text = CLIENT_MESSAGES[client]
+    world = Stored(tmp_path / "store.db")
+    first, place = "u Where shall we eat on Friday?", "There is a good Italian place by the river."
+    world.play(Ask(name="1", history=[first], reply=place))
+    prompt = {"role": role, "content": text}
+    history = [prompt, first] if role == "system" else [first, f"a {place}", prompt]
+    world.play(Ask(name="2", history=history, reply="Dinner."))
+    assert (world.seen("2").kind, world.seen("2").answers) == (Kind.SIDE, {})
+    world.store.close()
 
 
 @pytest.mark.parametrize("known", [True, False])

@@ -215,6 +215,9 @@ class Memory:
     def last_messages(self, pasts: Sequence[ExchangeSummary]) -> dict[str, bytes]:
         return {p.id: self.requests[p.id].marks[-1].own for p in pasts if self.requests[p.id].marks}
 
+    def message_hashes(self, past: ExchangeSummary) -> set[bytes]:
+        return {mark.own for mark in self.requests[past.id].marks}
+
     def reply_messages(self, pasts: Sequence[ExchangeSummary]) -> dict[str, Message]:
         return {p.id: self.replies[p.id] for p in pasts if p.id in self.replies}
 
@@ -222,8 +225,8 @@ class Memory:
         later = (p for p in self.pasts.values() if p.seq > past.seq and p.scope == past.scope and p.kind is Kind.SIDE)
         return [message_hash.visible_text(self.replies[p.id]) for p in later if p.id in self.replies]
 
-    def main_replies_before(self, past: ExchangeSummary) -> list[tuple[ExchangeSummary, str]]:
-        earlier = [p for p in self.pasts.values() if p.seq < past.seq and p.scope == past.scope and p.kind is Kind.MAIN]
+    def main_replies_before(self, scope: str, seq: int) -> list[tuple[ExchangeSummary, str]]:
+        earlier = [p for p in self.pasts.values() if p.seq < seq and p.scope == scope and p.kind is Kind.MAIN]
         return [(p, message_hash.visible_text(self.replies[p.id])) for p in reversed(earlier) if p.id in self.replies]
 
     def prompt_text(self, past: ExchangeSummary) -> str:

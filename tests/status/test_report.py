@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.render.trl_templates import make_kind
 
+from openclaw_rl.common.terminal import TerminalConsole
 from openclaw_rl.settings.load import from_flat
 from openclaw_rl.status.inspect import template_summary
 from openclaw_rl.status.reasons import merge_reasons
-from openclaw_rl.status.report import CURES, _render_newest_step, untrainable_agents
+from openclaw_rl.status.report import CURES, _render_newest_step, _render_untrainable_agent, untrainable_agents
 from openclaw_rl.types import Sampling
 
 
@@ -69,11 +71,23 @@ def test_an_agent_whose_turns_cannot_train_is_listed_with_the_cure() -> None:
     greedy = Sampling(temperature=0).untrainable_reason()
     counts = {"aider": {greedy: 3, None: 1}, "chat": {None: 9}, "": {"a text": 1}}
     rows = untrainable_agents(counts)
-    assert [(row["agent"], row["share"], row["reason"]) for row in rows] == [
+    assert [(row["agent"], row["share"], row["reasons"][0]["reason"]) for row in rows] == [
         ("", 1.0, "a text"),
         ("aider", 0.75, greedy),
     ]
-    assert "temperature: 1" in rows[1]["cure"]
+    assert "temperature: 1" in rows[1]["reasons"][0]["cure"]
+
+
+def test_each_reason_of_an_agent_has_its_own_share() -> None:
+    counts = {"lm-eval": {"a text completion": 17, "top_p 0.9": 9, "top_p 0.8": 6, "greedy sampling": 8, None: 60}}
+    (row,) = untrainable_agents(counts)
+    assert row["share"] == 0.40
+    assert [reason["share"] for reason in row["reasons"]] == [0.17, 0.09, 0.08]
+    console = TerminalConsole(file=io.StringIO(), width=80)
+    console.print(_render_untrainable_agent(row))
+    words = console.file.getvalue()
+    assert "40% of the turns of agent lm-eval cannot train:" in words
+    assert "17%: a text completion" in words
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from openclaw_rl.common.printable import echo
+from openclaw_rl.common.printable import echo_error
 from openclaw_rl.settings.cli_options import given_settings
 
 if TYPE_CHECKING:
@@ -35,18 +35,21 @@ def load_config(
     if inherited is not None and not (file or sets or words or any(v is not None for v in flags.values())):
         return inherited
     loaded = load_settings(file=file, sets=sets, words=words, strict=strict, **flags)
-    for notice in [*loaded.notices, *_command_notices(loaded, command, workers)]:
-        echo(f"note: {notice}", err=True)
+    for notice in _command_notices(loaded, command, workers) if command else loaded.notices:
+        echo_error(f"note: {notice}")
     return loaded.config
 
 
 def _command_notices(loaded: LoadedSettings, command: str, workers: Sequence[str]) -> list[str]:
-    if not command:
-        return []
+    """Return the notices for a command that starts workers. What a judge cannot start with is its preflight's error."""
     from openclaw_rl.settings.unused import unused_by_command
+    from openclaw_rl.settings.validate import missing_endpoints
     from openclaw_rl.supervisor.supervisor import with_required_workers
 
-    return unused_by_command(loaded.sources, command, with_required_workers(loaded.config, workers))
+    started = with_required_workers(loaded.config, workers)
+    errors = missing_endpoints(loaded.config) if "judge" in started else ()
+    notices = [notice for notice in loaded.notices if notice not in errors]
+    return notices + unused_by_command(loaded.sources, command, started)
 
 
 def load_running_config(**options: Any) -> Config:

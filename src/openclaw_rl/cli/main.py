@@ -20,7 +20,7 @@ from openclaw_rl.cli.load_config import home_flag, load_config, load_running_con
 from openclaw_rl.cli.recipes import make_method, run_evaluation
 from openclaw_rl.cli.rollback import run_rollback
 from openclaw_rl.cli.rollout import run_rollout_function, run_self_test
-from openclaw_rl.common.printable import echo
+from openclaw_rl.common.printable import echo, echo_error
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.settings.cli_options import FlagCommand, Seconds, home_options, settings_options
 
@@ -309,24 +309,30 @@ _PATH_ERRNOS = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errn
 _FULL_DISK_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 
 
-def _option_hint(error: click.NoSuchOption) -> str:
-    """Return what to give instead of an option that the command does not have; empty if the error says it."""
+def _show_unknown_option(error: click.NoSuchOption) -> None:
+    """Print the error with similar options, or with what to give instead if the option means a setting.
+
+    click also proposes `--help` for short names such as `--lr`, which means a setting.
+    """
     from openclaw_rl.settings.load import known_keys
     from openclaw_rl.settings.suggestions import settings_meant
 
+    meant = settings_meant(error.option_name, known_keys())
+    similar = [name for name in error.possibilities or () if not (meant and name == "--help")]
+    _show_usage_error(click.NoSuchOption(error.option_name, possibilities=similar, ctx=error.ctx))
     options = set() if error.ctx is None else {option.name for option in error.ctx.command.params}
-    meant = [] if error.possibilities else settings_meant(error.option_name, known_keys())
-    if not meant or "sets" not in options:
-        return ""
+    if similar or not meant or "sets" not in options:
+        return
     if "model_path" in options:
-        return f"This command takes it as --set {meant[0]}=VALUE.\n"
-    return f"It means {meant[0]}, a setting of the running system: this command finds that system by --home.\n"
+        echo_error(f"This command takes it as --set {meant[0]}=VALUE.")
+    else:
+        echo_error(f"It means {meant[0]}, a setting of the running system: this command finds that system by --home.")
 
 
 def _show_usage_error(error: click.ClickException) -> None:
     text = io.StringIO()
     error.show(text)
-    echo(text.getvalue(), err=True, nl=False)
+    echo_error(text.getvalue(), nl=False)
 
 
 def _describe_error(error: Exception) -> str:
@@ -351,14 +357,13 @@ def main(args: Sequence[str] | None = None) -> None:
     except click.exceptions.Abort:
         sys.exit(130)
     except click.NoSuchOption as error:
-        _show_usage_error(error)
-        echo(_option_hint(error), err=True, nl=False)
+        _show_unknown_option(error)
         sys.exit(error.exit_code)
     except click.ClickException as error:
         _show_usage_error(error)
         sys.exit(error.exit_code)
     except OpenClawError as error:
-        echo(f"openclaw-rl: {error}", err=True)
+        echo_error(f"openclaw-rl: {error}")
         sys.exit(1)
     except BrokenPipeError:  # e.g. `openclaw-rl status | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -366,7 +371,7 @@ def main(args: Sequence[str] | None = None) -> None:
     except Exception as error:
         if "worker" in (sys.argv[1:] if args is None else args)[:1]:
             raise  # the supervisor shows the reason, and the log of the worker has the traceback
-        echo(f"openclaw-rl: {_describe_error(error)}", err=True)
+        echo_error(f"openclaw-rl: {_describe_error(error)}")
         sys.exit(1)
 
 

@@ -12,7 +12,7 @@ from cachetools import LRUCache
 from openclaw_rl.common.assets import ASSETS
 from openclaw_rl.common.linear_regex import LinearPattern
 
-PromptKind = Literal["user", "system", "continuation", "cleared", "summary"]
+PromptKind = Literal["user", "system", "continuation", "cleared", "summary", "acknowledgement"]
 _CACHED_TEXTS = 65_536
 
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from openclaw_rl.collect.quoted_replies import quotation_reason
 from openclaw_rl.collect.reply_match import (
     DISTINCTIVE,
+    NOT_OURS,
     ReactionMessages,
     ReplyMatch,
     ReplyMatcher,
@@ -65,6 +67,10 @@ def link_request(request: Request, seq: int, index: ExchangeIndex, sides: Traffi
     parent = known[-1] if known else replaced.turn
     relation, relation_of = _relation_to_same_history(request, seq, index, parent)
     links = () if kind is Kind.SIDE else _find_reaction_links(request, seq, found, reactions, index)
+    unlinked = replaced.unlinked_reason
+    if parent is None and unlinked is None:
+        quoted = kind is Kind.MAIN and _may_be_quoted(found) and quotation_reason(request, seq, index)
+        unlinked = quoted or _unlinked_reason(found)
     return RequestLink(
         session=request.session or _infer_session(request, parent, index),
         kind=kind,
@@ -72,7 +78,7 @@ def link_request(request: Request, seq: int, index: ExchangeIndex, sides: Traffi
         parent=parent.id if parent else None,
         relation=relation,
         relation_of=relation_of,
-        unlinked=replaced.unlinked_reason or (_unlinked_reason(found) if found and parent is None else None),
+        unlinked=unlinked,
         reaction_links=links or _link_turn_before_summary(request, seq, replaced, index),
     )
 
@@ -236,6 +242,13 @@ def _superseded_turns(request: Request, seq: int, chosen: ExchangeSummary, index
     )
 
 
-def _unlinked_reason(found: Mapping[int, ReplyMatch]) -> str:
+def _may_be_quoted(found: Mapping[int, ReplyMatch]) -> bool:
+    """Return whether no assistant message of the history is known to be a reply of this gateway."""
+    return {match.unlinked_reason for match in found.values()} <= {NOT_OURS}
+
+
+def _unlinked_reason(found: Mapping[int, ReplyMatch]) -> str | None:
+    if not found:
+        return None
     reasons = dict.fromkeys(f.unlinked_reason for f in found.values() if f.unlinked_reason)
     return f"no reply in its history ({len(found)}) could be linked: " + "; ".join(reasons)

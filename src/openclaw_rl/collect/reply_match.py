@@ -22,6 +22,7 @@ from openclaw_rl.types import ExchangeStatus, Kind, Mark, Request, TurnState
 EXACT, TOOL_CALL, SEQUENCE, DISTINCTIVE = "exact", "tool_call", "sequence", "distinctive"
 REOPENED_BY_REACTION = frozenset({DropReason.TIMEOUT, DropReason.SESSION_DONE, DropReason.SUPERSEDED})
 """Reasons of turns that were dropped because they had no reaction: a late reaction reopens them."""
+NOT_OURS = "its replies are not from this gateway, or were given under another API key"
 MAX_REACTIONS = 2
 """Reactions from the conversation that a turn records: the first, and one revision by the person. Without the bound,
 one reply with twenty continuations (an evaluation, a branching client) would be judged twenty times."""
@@ -150,7 +151,7 @@ class ReplyMatcher:
         elif self._same_text(at):
             reason = _NO_TIE
         else:
-            reason = "its replies are not from this gateway, or were given under another API key"
+            reason = NOT_OURS
         return ReplyMatch(unlinked_reason=reason)
 
     # ------------------------------------------------------------------------------------------------- the candidates

@@ -2,7 +2,7 @@
 
 A summary is the reply of a side call. What the person writes next reacts to the last turn before that call. The summary
 stands in a later request as an assistant message (`reply_match.py` finds it), or in a system or user message behind
-words by which a known client introduces it, or as the whole first user message (Crush).
+words by which a known client introduces it, or as the whole first user message (Crush, Gemini CLI).
 """
 
 from __future__ import annotations
@@ -32,23 +32,28 @@ NOT_REPLACED = ReplacedHistory()
 
 def find_replaced_history(request: Request, index: ExchangeIndex, sides: TrafficClassifier) -> ReplacedHistory:
     """Find the turn before a summary in place of the request's history. An assistant message after the summary is what
-    the person reacts to: then this returns `NOT_REPLACED`."""
+    the person reacts to: then this returns `NOT_REPLACED`, unless the client itself wrote that message."""
     for at, mark in reversed(list(enumerate(request.marks)) if request.messages else []):
         if mark.role == "assistant":
-            break
-        summary = sides.introduced_summary(request.messages[mark.index]) or _side_reply(request, at, index)
+            if not sides.is_acknowledgement(request.messages[mark.index]):
+                break
+            continue
+        summary = sides.introduced_summary(request.messages[mark.index]) or _side_reply(request, at, index, sides)
         if summary is not None:
             return _find_turn(summary, _reaction_after(request, at, sides), request, index)
     return NOT_REPLACED
 
 
-def _side_reply(request: Request, at: int, index: ExchangeIndex) -> str | None:
+def _side_reply(request: Request, at: int, index: ExchangeIndex, sides: TrafficClassifier) -> str | None:
     """Return the text of the user message at mark `at` if it opens the conversation and is the reply of a side call.
 
-    A system message does not count: clients put what they remember into those of other conversations.
+    Only what the client itself wrote may stand before it. A system message does not count as the summary: clients put
+    what they remember into those of other conversations.
     """
     mark, earlier = request.marks[at], request.marks[:at]
-    if mark.role != "user" or not mark.distinctive or any(m.role != "system" for m in earlier):
+    if mark.role != "user" or not mark.distinctive:
+        return None
+    if not all(m.role == "system" or _is_client_message(request.messages[m.index], sides) for m in earlier):
         return None
     text = visible_text(request.messages[mark.index]).strip()
     equal = index.by_own(request.scope, {_reply_hash(text, index)})
@@ -72,6 +77,8 @@ def _reaction_after(request: Request, at: int, sides: TrafficClassifier) -> Reac
 
 
 def _is_client_message(message: Message, sides: TrafficClassifier) -> bool:
+    if message.get("role") == "assistant":
+        return sides.is_acknowledgement(message)
     return sides.is_client_text(message) or (message.get("role") == "user" and sides.is_client_prompt(message))
 
 
@@ -101,9 +108,21 @@ def _ended_by(past: ExchangeSummary, at: float) -> bool:
 
 def turn_before_summary(side: ExchangeSummary, index: ExchangeIndex) -> ExchangeSummary | None:
     """Return the last turn before the call that wrote a summary: its parent if its request has the conversation as
-    messages, else the turn whose reply its prompt quotes. None if that was a side call, too."""
+    messages, else the turn whose reply its prompt quotes. None if that was a side call, too, whose reply is no draft
+    of the summary."""
     past = index.by_id(side.scope, side.parent) if side.parent else _quoted_turn(side, index)
+    if past is not None and past.kind is Kind.SIDE and past.parent and _is_draft(past, side, index):
+        past = index.by_id(side.scope, past.parent)
     return past if past is not None and past.kind is not Kind.SIDE else None
+
+
+def _is_draft(earlier: ExchangeSummary, side: ExchangeSummary, index: ExchangeIndex) -> bool:
+    """Return whether the client had the reply of an earlier side call checked (Gemini CLI).
+
+    It keeps that reply in the history, but not its prompt. Of a heartbeat, a client keeps both.
+    """
+    prompt = index.last_messages([earlier]).get(earlier.id)
+    return prompt is not None and prompt not in index.message_hashes(side)
 
 
 def _quoted_turn(side: ExchangeSummary, index: ExchangeIndex) -> ExchangeSummary | None:
@@ -113,7 +132,7 @@ def _quoted_turn(side: ExchangeSummary, index: ExchangeIndex) -> ExchangeSummary
     """
     prompt = index.prompt_text(side)
     newest: dict[str, tuple[ExchangeSummary, str]] = {}
-    for past, reply in index.main_replies_before(side):
+    for past, reply in index.main_replies_before(side.scope, side.seq):
         differs = _differ(side.session_header, past.session_header) or _differ(side.user, past.user)
         if _ended_by(past, side.admitted_at) and not differs:
             newest.setdefault(past.session, (past, reply))

@@ -37,6 +37,13 @@ class TrafficClassifier:
         kind: PromptKind = "cleared" if message.get("role") == "tool" else "continuation"
         return self._match_known(kind, _message_text(message)) is not None
 
+    def is_acknowledgement(self, message: Message) -> bool:
+        """Return whether a client program wrote this assistant message behind a text that it put into the history."""
+        return (
+            message.get("role") == "assistant"
+            and self._match_known("acknowledgement", _message_text(message)) is not None
+        )
+
     def introduced_summary(self, message: Message) -> str | None:
         """Return the text behind the words by which a known client introduces a summary of the earlier conversation."""
         text = visible_text(message)

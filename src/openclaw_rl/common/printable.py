@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import sys
+import textwrap
 from typing import Any
 
 import click
@@ -33,3 +36,19 @@ def to_printable_json(data: Any, *, indent: int | None = None) -> str:
 def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
     """Print text to stdout or, with `err`, to stderr. `nl`: with a newline at the end."""
     click.echo(to_printable(text), err=err, nl=nl)
+
+
+def echo_error(text: str, *, nl: bool = True) -> None:
+    """Print an error or a note to stderr. A terminal gets lines that are wrapped between words; a file, whole lines."""
+    if sys.stderr.isatty():
+        text = wrap_lines(text, shutil.get_terminal_size().columns)
+    echo(text, err=True, nl=nl)
+
+
+def wrap_lines(text: str, width: int) -> str:
+    """Wrap each line between words. A word that is longer than the width (a path, a URL) stays whole."""
+    lines = (
+        textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False, replace_whitespace=False) or [line]
+        for line in text.split("\n")
+    )
+    return "\n".join(part for wrapped in lines for part in wrapped)

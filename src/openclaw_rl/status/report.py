@@ -46,6 +46,7 @@ CURES = {
     "a forced format": "the client can ask for the format in the prompt, with tool_choice auto and no response_format",
 }
 """Start of a reason for which turns are untrainable -> what makes the next ones trainable."""
+_SHOWN_REASONS = 3  # reasons of one agent, the most frequent first
 
 
 def open_store(config: Config) -> Store:
@@ -116,16 +117,20 @@ def engine_gaps(known: Sequence[Policy]) -> dict[str, dict[str, float]]:
 
 
 def untrainable_agents(counts: Mapping[str, Mapping[str | None, int]]) -> list[dict[str, Any]]:
-    """Return for each agent with untrainable turns: their share, the most frequent reason, and its cure."""
+    """Return for each agent with untrainable turns: their share, and share and cure of the most frequent reasons."""
     out = []
     for agent, by_reason in sorted(counts.items()):
-        reasons = {reason: n for reason, n in by_reason.items() if reason is not None}
+        total = sum(by_reason.values())
+        merged = merge_reasons({reason: n for reason, n in by_reason.items() if reason is not None})
+        reasons = [{"reason": why, "share": n / total, "cure": _cure_of(why)} for why, n in merged.items()]
         if reasons:
-            first = max(reasons, key=lambda reason: reasons[reason])
-            cure = next((cure for start, cure in CURES.items() if first.startswith(start)), "")
-            share = sum(reasons.values()) / sum(by_reason.values())
-            out.append({"agent": agent, "share": share, "reason": first, "cure": cure})
+            share = sum(merged.values()) / total
+            out.append({"agent": agent, "share": share, "reasons": reasons[:_SHOWN_REASONS]})
     return out
+
+
+def _cure_of(reason: str) -> str:
+    return next((cure for start, cure in CURES.items() if reason.startswith(start)), "")
 
 
 def _policy_row(policy: Policy, used: int, served: int) -> dict[str, Any]:
@@ -202,9 +207,7 @@ def _render_turns(status: Mapping[str, Any]) -> Table:
         for reason, count in list(merge_reasons(status[title]).items())[:5]:
             table.add_row(f"{count / total:.0%}", _labelled(title, reason))
     for row in status["untrainable_agents"]:
-        who = f"agent {row['agent']}" if row["agent"] else "clients without an agent name"
-        words = f"{row['share']:.0%} of the turns of {who} cannot train: {row['reason']}"
-        table.add_row("", Text(words + (f"; {row['cure']}" if row["cure"] else ""), "yellow"))
+        table.add_row("", _render_untrainable_agent(row))
     scores = {"1": "good", "-1": "bad", "0": "neutral", "None": "no opinion"}
     words = ", ".join(f"{n} {scores.get(k, k)}" for k, n in status["verdicts"].items())
     table.add_row("", _labelled("verdicts", words or "none yet"))
@@ -219,6 +222,15 @@ def _render_turns(status: Mapping[str, Any]) -> Table:
         words = f"mean |log-prob difference| {gap['mean']:.2g} nats per token, over {gap['tokens']:.0f} tokens"
         table.add_row("", _labelled(f"{engine} engine vs trainer", words))
     return table
+
+
+def _render_untrainable_agent(row: Mapping[str, Any]) -> Text:
+    who = f"agent {row['agent']}" if row["agent"] else "clients without an agent name"
+    lines = [f"{row['share']:.0%} of the turns of {who} cannot train:"]
+    for found in row["reasons"]:
+        cure = f"; {found['cure']}" if found["cure"] else ""
+        lines.append(f"{found['share']:.0%}: {found['reason']}{cure}")
+    return Text("\n".join(lines), "yellow")
 
 
 def _labelled(label: str, words: str) -> Text:

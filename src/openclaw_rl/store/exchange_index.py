@@ -91,6 +91,7 @@ _by_tool_call = (
 _of_these = t.exchanges.c.id.in_(bindparam("ids", expanding=True))
 _bodies = select(t.exchanges.c.id).join(t.bodies, t.bodies.c.seq == t.exchanges.c.seq).where(_of_these)
 _last_messages = _bodies.add_columns(func.substr(t.bodies.c.marks, -message_hash.MARK.size, 16))
+_marks = _bodies.add_columns(t.bodies.c.marks)
 _messages = _bodies.add_columns(t.bodies.c.messages).where(t.bodies.c.messages.is_not(None))
 _samplings = _bodies.add_columns(t.bodies.c.sampling)
 _replies = (
@@ -155,6 +156,11 @@ class ExchangeIndex:
         """Return the own hash of the last message of each request, by exchange id."""
         return self._select_of(_last_messages, pasts)
 
+    def message_hashes(self, past: ExchangeSummary) -> set[bytes]:
+        """Return the own hashes of a request's messages."""
+        marks = self._select_of(_marks, [past]).get(past.id, b"")
+        return {own for own, _, _ in message_hash.MARK.iter_unpack(marks)}
+
     def stop_strings(self, pasts: Sequence[ExchangeSummary]) -> dict[str, tuple[str, ...]]:
         """Return the stop strings of each request, by exchange id."""
         return {id_: s.stop for id_, s in _decode_rows(sampling_from_json, self._select_of(_samplings, pasts)).items()}
@@ -169,9 +175,9 @@ class ExchangeIndex:
         messages = _decode_rows(message_from_json, dict(rows.all()))
         return [message_hash.visible_text(message) for message in messages.values()]
 
-    def main_replies_before(self, past: ExchangeSummary) -> list[tuple[ExchangeSummary, str]]:
-        """Return the last main exchanges before an exchange with their texts, newest first, `MAX_REPLIES` at most."""
-        rows = self._conn.execute(_main_replies_before, {"before": past.seq, "of_scope": past.scope}).all()
+    def main_replies_before(self, scope: str, seq: int) -> list[tuple[ExchangeSummary, str]]:
+        """Return the last main exchanges before a number with their texts, newest first, `MAX_REPLIES` at most."""
+        rows = self._conn.execute(_main_replies_before, {"before": seq, "of_scope": scope}).all()
         messages = _decode_rows(message_from_json, {row.id: row.message for row in rows})
         return [(p, message_hash.visible_text(messages[p.id])) for p in self._load_summaries(rows) if p.id in messages]
 
