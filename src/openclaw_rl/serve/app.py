@@ -37,6 +37,8 @@ HEARTBEAT_NAME = "gateway"
 _POLL_SECONDS = 1.0  # seconds between two checks of the version manager
 _SHUTDOWN_GRACE_SECONDS = 5.0  # seconds for running replies at shutdown
 _SWITCH_INTERVAL_SECONDS = 0.0005  # time after which a thread with a large request gives the GIL to the event loop
+LISTEN_BACKLOG = 4096
+"""Connections that wait to be accepted; the system may allow fewer. Beyond it, a client tries again after a second."""
 _M_MMAP_THRESHOLD = -3  # from malloc.h
 _GATEWAY_KEY: web.AppKey[Gateway] = web.AppKey("gateway", Gateway)
 
@@ -191,7 +193,7 @@ def _address(config: Config) -> GatewayAddress:
 async def _bind_socket(runner: web.AppRunner, config: Config) -> None:
     host, port = config.serve.host, config.serve.port
     try:
-        await web.TCPSite(runner, host, port).start()
+        await web.TCPSite(runner, host, port, backlog=LISTEN_BACKLOG).start()
     except OSError as error:
         raise OpenClawError(
             f"the gateway cannot listen on {host}:{port} ({error.strerror or error}). "
