@@ -60,6 +60,7 @@ class Fault:
     seconds: float = 0.0  # how long the cause lasts; 0: it ends as soon as it began
     must_report: bool = False  # /readyz or `status` must name it while it lasts
     must_learn: bool = False  # a new version must follow its end
+    starts_trainer: bool = False  # a trainer starts at its end: it loads torch and the model, after all users' requests
 
 
 def allowed_answers(process: str) -> Allowed:

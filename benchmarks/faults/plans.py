@@ -74,7 +74,12 @@ def repeat_each(faults: list[Fault], options: FaultOptions) -> list[Fault]:
 def process_plan(options: FaultOptions, folders: PlanFolders) -> FaultPlan:
     """Kills, stops and hangs of all processes, and damaged rows."""
     kills = [
-        Fault(name=f"kill -9 of {name}", cause=causes.kill_process(name), allows=allowed_answers(name))
+        Fault(
+            name=f"kill -9 of {name}",
+            cause=causes.kill_process(name),
+            allows=allowed_answers(name),
+            starts_trainer=name in ("train", "supervisor"),
+        )
         for name in itertools.islice(itertools.cycle(PROCESSES), options.kills)
     ]
     stops = [
@@ -91,6 +96,7 @@ def process_plan(options: FaultOptions, folders: PlanFolders) -> FaultPlan:
             name=f"SIGSTOP of {name} for ever",
             cause=causes.hang_process(name, 3 * HEARTBEAT_TIMEOUT),
             allows=allowed_answers(name),
+            starts_trainer=name == "train",
         )
         for name in WORKERS
     ]
@@ -195,6 +201,7 @@ def clock_plan(options: FaultOptions, folders: PlanFolders) -> FaultPlan | None:
             cause=causes.shifted_clock("+3h", kill="train"),
             seconds=seconds,
             must_learn=True,
+            starts_trainer=True,
         ),
     ]
     config = scratch_config(folders.work / "clock" / "home", SETTINGS | {"run.max_crashes": 1_000_000})

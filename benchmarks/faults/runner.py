@@ -24,6 +24,7 @@ from openclaw_rl.status import diagnose
 
 USERS, USER_PAUSE = 3, 0.1  # the load: number of users, and seconds before each message
 OUTAGE_LIMIT = 3.0  # seconds between two replies to the probe, in a fault that is to delay no reply
+TRAINER_START_SECONDS = 30.0  # a trainer has the lowest priority while it loads
 GIVE_UP_SECONDS = 60.0  # after which a recovery is no longer waited for
 LEARNING_LIMIT = 60.0  # seconds until a new version is published
 _LARGEST_PAUSE = 2.0  # seconds between two faults
@@ -87,7 +88,7 @@ class FaultRunner:
         ended = time.time()
         if fault.must_report and not reported:
             problems.append("neither /readyz nor the doctor reported it")
-        problems += await self._wait_recovered(ended)
+        problems += await self._wait_recovered(ended, TRAINER_START_SECONDS if fault.starts_trainer else 0.0)
         window = FaultWindow(name=fault.name, began=began, ended=ended, recovered=time.time(), allows=fault.allows)
         scene.log.add_window(window)
         if fault.must_learn:
@@ -122,9 +123,13 @@ class FaultRunner:
         with live.store.read() as conn:
             return bool(diagnose.find_diagnoses(live.config, conn, time.time()))
 
-    async def _wait_recovered(self, ended: float) -> list[str]:
-        """Wait until all workers run, requests are answered, and the head is served. Return what took too long."""
+    async def _wait_recovered(self, ended: float, least: float) -> list[str]:
+        """Wait until all workers run, requests are answered, and the head is served. Return what took too long.
+
+        `least`: seconds that the recovery may take in any case.
+        """
         scene, killed = self._scene, frozenset(self._scene.killed)
+        limit = max(self._recovery_limit, least)
 
         def is_recovered() -> bool:
             return not scene.live.missing_workers(ended, killed) and self._is_answering(ended) and self._serves_head()
@@ -135,11 +140,11 @@ class FaultRunner:
             await asyncio.to_thread(scene.live.restart)
             return [f"the system ended and was started again by hand: {reason}"]
         seconds = time.time() - ended
-        if seconds <= self._recovery_limit:
+        if seconds <= limit:
             return []
         missing = await asyncio.to_thread(scene.live.missing_workers, ended, killed)
         rest = f"; still not running: {', '.join(missing)}" if missing else ""
-        return [f"recovery took {seconds:.1f} s instead of at most {self._recovery_limit:g} s{rest}"]
+        return [f"recovery took {seconds:.1f} s instead of at most {limit:g} s{rest}"]
 
     def _is_answering(self, since: float) -> bool:
         return any(r.is_probe and r.finished and r.began > since for r in self._scene.log.requests[-100:])

@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 from tests.small_disk import fill, free, mount_small_disk
-from tests.system.test_kill import pid_of
 from tests.system.test_words import run
 
 from openclaw_rl.errors import DiskFull
@@ -30,6 +29,11 @@ PERIOD = float(os.environ.get("FULL_DISK_SECONDS", "10"))  # seconds for which t
 RECOVERY = 10.0  # seconds until everything works again
 WORKERS = ("engine", "gateway", "collect", "judge", "train", "data")
 FIRST = "What is the capital of France?"
+
+
+def pid_of(store: Store, worker: str) -> int | None:
+    with store.read() as conn:
+        return next((int(beat.pid) for beat in heartbeats.read_heartbeats(conn) if beat.name == worker), None)
 
 
 @pytest.fixture
