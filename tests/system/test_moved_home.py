@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -40,9 +42,16 @@ def files_of(home: Path) -> dict[str, tuple[int, int]]:
     }
 
 
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """A folder whose path leaves room for that of a Unix socket below it."""
+    with tempfile.TemporaryDirectory(prefix="moved-") as folder:
+        yield Path(folder).resolve()
+
+
 @pytest.mark.timeout(600)
-def test_a_moved_home_and_its_copy_serve_the_head_and_learn(tmp_path: Path) -> None:
-    first, moved, copy = tmp_path / "first", tmp_path / "elsewhere" / "moved home", tmp_path / "copy"
+def test_a_moved_home_and_its_copy_serve_the_head_and_learn(short_folder: Path) -> None:
+    first, moved, copy = short_folder / "first", short_folder / "elsewhere" / "moved home", short_folder / "copy"
     with SubprocessSystem(scratch_config(first, SETTINGS)) as system:
         version = learn(system)
         key = system.api_key
