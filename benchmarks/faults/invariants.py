@@ -13,6 +13,7 @@ from sqlalchemy import Connection, func, select
 
 from openclaw_rl.common.policy_digest import digest_of_folder
 from openclaw_rl.store import exchanges, policies, schema
+from openclaw_rl.store.turn_states import DropReason
 from openclaw_rl.types import ExchangeStatus, PolicyState
 
 STALL_SECONDS = 15.0
@@ -42,14 +43,25 @@ def check_replies(conn: Connection, requests: Iterable[ClientRequest], spared: s
             yield f"reply {request.id} came with {request.tokens} tokens and has {stored} in the store"
 
 
+def _continues_degenerate(conn: Connection, target: str, reaction: str) -> bool:
+    cause = conn.scalar(select(schema.turns.c.cause).where(schema.turns.c.id == target))
+    parent = conn.scalar(select(schema.turns.c.parent).where(schema.turns.c.id == reaction))
+    return cause == DropReason.DEGENERATE.value and parent == target
+
+
 def check_reactions(conn: Connection, requests: Iterable[ClientRequest], spared: set[str]) -> Iterator[str]:
-    """A user message that was accepted is recorded as the reaction to the reply before it."""
+    """A user message that was accepted is recorded as the reaction to the reply before it.
+
+    A degenerate reply is dropped and records no reaction; the message then only continues its conversation.
+    """
     for request in requests:
         target = request.previous
         if target is None or request.id is None or {target, request.id} & spared:
             continue
         stored = conn.scalars(select(schema.reactions.c.messages).where(schema.reactions.c.turn == target))
-        if not any(_has_message(messages, request.text) for messages in stored):
+        if not any(_has_message(messages, request.text) for messages in stored) and not _continues_degenerate(
+            conn, target, request.id
+        ):
             yield f"the reaction {request.text[:40]!r} to {target} was accepted and is not recorded"
 
 
