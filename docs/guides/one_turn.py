@@ -83,18 +83,16 @@ class Policy:
     def answer(self, question: Question, max_tokens: int = 64) -> Turn:
         """Sample a reply token by token. Keep the sampled ids and log-probabilities; the text is never re-tokenised."""
         prompt_ids = self.prompt(question.text)
-        ids = torch.tensor([prompt_ids])
         response_ids: list[int] = []
         logprobs: list[float] = []
-        cache = None
         while len(response_ids) < max_tokens and (not response_ids or response_ids[-1] != self.end):
-            out = self.model(input_ids=ids, past_key_values=cache, use_cache=True)
-            cache = out.past_key_values
+            # The whole text for each token. An engine caches keys and values here; the texts of this page are short.
+            ids = torch.tensor([prompt_ids + response_ids])
+            out = self.model(input_ids=ids, logits_to_keep=1, use_cache=False)
             logprobs_V = torch.log_softmax(out.logits[0, -1].float() / TEMPERATURE, dim=-1)
             token = int(torch.multinomial(logprobs_V.exp(), 1))
             response_ids.append(token)
             logprobs.append(float(logprobs_V[token]))
-            ids = torch.tensor([[token]])
         text = self.tokenizer.decode(response_ids, skip_special_tokens=True)
         return Turn(question, prompt_ids, response_ids, logprobs, text)
 
