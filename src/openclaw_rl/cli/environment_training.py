@@ -1,0 +1,81 @@
+"""`openclaw-rl env train`: start a system, check the tasks of a source, play them, and train on them."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from openclaw_rl.cli.environments import (
+    environment_commands,
+    make_request,
+    owner_key,
+    show_fitness,
+    take_task_options,
+    task_options,
+)
+from openclaw_rl.cli.load_config import load_config
+from openclaw_rl.common.printable import echo
+from openclaw_rl.settings.cli_options import FlagCommand, settings_options
+
+_SETTLE_SECONDS = 3600.0  # for the steps after the last episode
+
+
+@environment_commands.command("train", cls=FlagCommand, shown=("model.", "engine.", "train."))
+@click.argument("source")
+@click.option("--group", "group_size", type=click.IntRange(2, 256), default=8, show_default=True, metavar="N",
+              help="Episodes of a task whose rewards are compared.")  # fmt: skip
+@click.option(
+    "--epochs", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="Groups of each task."
+)
+@click.option("--agent", metavar="NAME", help="Agent that plays, where a source has several.")
+@task_options
+@settings_options
+def train_on_tasks(source: str, group_size: int, epochs: int, agent: str | None, **options: Any) -> None:
+    """Start a system, check the tasks, play them once, train on them, and end.
+
+    It is `up --method groups`, `env check`, `env run` and the end of the system in one. Tasks that are unfit are left
+    out. The home keeps the versions; `openclaw-rl serve --home HOME` serves the newest.
+    """
+    from openclaw_rl.common.gateway_address import running_address
+    from openclaw_rl.common.terminal import TerminalConsole
+    from openclaw_rl.environments.commands import RunOptions, check_environment, run_environment
+    from openclaw_rl.environments.run_plan import new_run_name
+    from openclaw_rl.environments.run_report import print_summary
+    from openclaw_rl.environments.types import PlayLimits
+    from openclaw_rl.errors import ConfigError
+    from openclaw_rl.supervisor.subprocess_system import SubprocessSystem
+
+    given = take_task_options(options)
+    config = load_config(**options, strict=True)
+    config = config.model_copy(update={"train": config.train.model_copy(update={"method": "groups"})})
+    if running_address(config.home_dir) is not None:
+        raise ConfigError(
+            f"a system runs on {config.home_dir}: use `openclaw-rl env check` and `openclaw-rl env run` with it"
+        )
+    request = make_request(source, given, config, agent=agent)
+    limits = PlayLimits(seconds=given["limit_seconds"])
+    parallel = given["parallel"] or config.rollout.parallel_envs
+    chosen = RunOptions(
+        name=new_run_name(),
+        split="train",
+        group_size=group_size,
+        parallel=parallel,
+        epochs=epochs,
+        seed=0,
+        limits=limits,
+        max_steps=config.rollout.episode_steps,
+        unchecked=False,
+    )
+    try:
+        with SubprocessSystem(config) as system:
+            key = owner_key(config)
+            check_environment(config.home_dir, key, request, limits, parallel, show_fitness)
+            summary = run_environment(config.home_dir, key, request, chosen)
+            version = system.wait_until_settled(timeout=_SETTLE_SECONDS)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    print_summary(TerminalConsole(), summary)
+    echo(f"version {version} in {config.home_dir}")
+    sys.exit(0 if summary.done else 1)

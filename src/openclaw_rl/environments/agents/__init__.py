@@ -1,0 +1,1 @@
+"""Agents of this project: small clients of the gateway that play episodes."""

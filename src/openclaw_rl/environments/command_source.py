@@ -1,0 +1,188 @@
+"""The source `command`: any program is an environment.
+
+It runs in a new folder, with an environment that has nothing but what it needs. `OPENAI_BASE_URL`, `OPENAI_API_KEY` and
+`OPENAI_MODEL` lead to the policy, `TASK_FILE` is the task as JSON. The result is the file `REWARD_FILE`, or the exit
+status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import shlex
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from openclaw_rl.environments.leftovers import FOLDER_VARIABLE, remove_leftovers
+from openclaw_rl.environments.program import ProgramEnd, run_program
+from openclaw_rl.environments.reward_file import parse_reward, read_reward_file
+from openclaw_rl.environments.task_file import read_task_file
+from openclaw_rl.environments.types import (
+    EnvironmentTask,
+    EpisodeTicket,
+    PlayLimits,
+    PlayOutcome,
+    TaskFitness,
+    void_outcome,
+)
+from openclaw_rl.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandSource:
+    """Tasks from a file, and the programs that check them.
+
+    `oracle`, `nop`: the program that solves a task and the one that does nothing, with the same ways to give a reward
+    as the program that is played; fields of the same names in a task come first. `granted`: further environment
+    variables. `search_path`: the PATH of the programs.
+    """
+
+    tasks: Path
+    held_out_share: float = 0.0
+    oracle: Sequence[str] = ()
+    nop: Sequence[str] = ()
+    granted: Mapping[str, str] = field(default_factory=dict)
+    search_path: str
+    name: str = "command"
+
+    def load_tasks(self) -> list[EnvironmentTask]:
+        """Return the tasks of the file. Raises `ConfigError`."""
+        return read_task_file(self.tasks, self.held_out_share)
+
+    async def check_task(self, task: EnvironmentTask, folder: str, limits: PlayLimits) -> TaskFitness:
+        """Run oracle and nop. The task is fit if the oracle gets the field `best` (1) and nop less."""
+        results: dict[str, PlayOutcome] = {}
+        for name, given in (("oracle", self.oracle), ("nop", self.nop)):
+            words = _command_of(task, name) or given
+            if not words:
+                return _fitness(task, f"no {name}: set --{name} COMMAND, or the field {name!r} of the task", results)
+            program = CommandRunner(
+                command=resolve_command(words, self.search_path), granted=self.granted, search_path=self.search_path
+            )
+            results[name] = await program.run_in_folder(task, folder, limits, {})
+            await asyncio.to_thread(remove_leftovers, folder)
+        return _fitness(task, _unfit_reason(task, results), results)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandRunner:
+    """Runs a program for each episode. `command`: from `resolve_command`."""
+
+    command: Sequence[str]
+    granted: Mapping[str, str] = field(default_factory=dict)
+    search_path: str
+
+    def open_runner(self, folder: str) -> None:
+        """Do nothing: the episodes share nothing."""
+
+    async def close_runner(self) -> None:
+        """Do nothing."""
+
+    async def play_episode(
+        self, task: EnvironmentTask, ticket: EpisodeTicket, folder: str, limits: PlayLimits
+    ) -> PlayOutcome:
+        """Run the program with the ticket and return its outcome."""
+        access = {"OPENAI_BASE_URL": ticket.base_url, "OPENAI_API_KEY": ticket.api_key, "OPENAI_MODEL": ticket.model}
+        return await self.run_in_folder(task, folder, limits, access | {"EPISODE_ID": ticket.episode})
+
+    async def run_in_folder(
+        self, task: EnvironmentTask, folder: str, limits: PlayLimits, access: Mapping[str, str]
+    ) -> PlayOutcome:
+        """Make the folder, run the program there and return its outcome. `access`: variables besides the task's."""
+        files = {"TASK_FILE": Path(folder, "task.json"), "REWARD_FILE": Path(folder, "reward.json")}
+        named = {name: str(path) for name, path in files.items()}
+        environment = {**plain_environment(folder, self.search_path, self.granted), **named, **access}
+        try:
+            _make_folder(files["TASK_FILE"], task)
+            end = await run_program(self.command, folder=folder, environment=environment, seconds=limits.seconds)
+        except OSError as error:
+            return void_outcome(f"the program cannot be started: {error}")
+        return read_outcome(end, files["REWARD_FILE"], limits)
+
+
+def plain_environment(folder: str, search_path: str, granted: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a program that works in `folder`: nothing of ours but what is granted."""
+    ours = {"PATH": search_path, "LANG": "C.UTF-8", "HOME": folder, "TMPDIR": folder}
+    return {**ours, **granted, FOLDER_VARIABLE: folder}
+
+
+def read_outcome(end: ProgramEnd, reward_file: Path, limits: PlayLimits) -> PlayOutcome:
+    """Return the outcome of a program: what it wrote, else what its end means.
+
+    Without a file, exit status 0 is reward 1, and 1 or the time limit is reward 0: a policy that makes the program
+    fail or dawdle has failed. Any other end is void.
+    """
+    ending = f"exit status {end.code}" if end.code is not None else f"killed after {limits.seconds:g} s"
+    said = f"{ending}: {end.last_line}" if end.last_line and end.code != 0 else ending
+    if end.code is not None and end.code < 0:
+        return void_outcome(f"the program was ended by signal {-end.code}")
+    try:
+        written = read_reward_file(reward_file)
+    except FileNotFoundError:
+        if end.code in (0, 1, None):
+            return PlayOutcome(status="done", reward=1.0 if end.code == 0 else 0.0, reason=said)
+        return void_outcome(f"no reward.json, and {said}")
+    except OSError as error:
+        return void_outcome(f"reward.json cannot be read: {error}")
+    try:
+        return parse_reward(written, None if end.code == 0 else said)
+    except ValueError as error:
+        return void_outcome(f"reward.json: {error}")
+
+
+def resolve_command(words: Sequence[str], search_path: str) -> tuple[str, ...]:
+    """Return the command for another working folder: the program is found, and words that name a file are absolute.
+
+    Raises `ConfigError` if there is no such program.
+    """
+    program = shutil.which(words[0], path=search_path)
+    if program is None:
+        raise ConfigError(f"{words[0]}: no such program. Expected a program on PATH or a path to one")
+    # Not resolved: a symbolic link may be how a virtual environment's Python finds its packages.
+    return str(Path(program).absolute()), *(str(Path(w).absolute()) if _is_file(w) else w for w in words[1:])
+
+
+def _make_folder(task_file: Path, task: EnvironmentTask) -> None:
+    task_file.parent.mkdir(mode=0o700)
+    task_file.write_text(json.dumps({**task.data, "id": task.id}), encoding="utf-8")
+
+
+def _is_file(word: str) -> bool:
+    try:
+        return Path(word).exists()
+    except OSError:  # e.g. longer than a name may be
+        return False
+
+
+def _command_of(task: EnvironmentTask, name: str) -> list[str]:
+    given = task.data.get(name)
+    if given is None:
+        return []
+    words = shlex.split(given) if isinstance(given, str) else given
+    if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
+        raise ConfigError(f"task {task.id}: {name}: expected a command as a text or a list of texts, got {given!r}")
+    return words
+
+
+def _unfit_reason(task: EnvironmentTask, results: Mapping[str, PlayOutcome]) -> str | None:
+    oracle, nop, best = results["oracle"], results["nop"], float(task.data.get("best", 1.0))
+    for name, result in results.items():
+        if result.status == "void":
+            return f"{name}: {result.reason}"
+    assert oracle.reward is not None
+    assert nop.reward is not None
+    if not math.isclose(oracle.reward, best):
+        return f"the oracle got {oracle.reward:g}, not {best:g}" + (f" ({oracle.reason})" if oracle.reason else "")
+    if nop.reward >= oracle.reward:
+        return f"doing nothing got {nop.reward:g}, not less than the oracle"
+    return None
+
+
+def _fitness(task: EnvironmentTask, reason: str | None, results: Mapping[str, PlayOutcome]) -> TaskFitness:
+    oracle, nop = (results[name].reward if name in results else None for name in ("oracle", "nop"))
+    return TaskFitness(
+        task=task.id, digest=task.digest, fit=reason is None, reason=reason or "", oracle=oracle, nop=nop
+    )

@@ -1,0 +1,203 @@
+"""`openclaw-rl env`: check the tasks of a source, and run them at the gateway of a home."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from openclaw_rl.common.gateway_address import running_address
+from openclaw_rl.common.printable import echo_error
+from openclaw_rl.common.terminal import TerminalConsole
+from openclaw_rl.environments.episode_client import EpisodeClient, open_session
+from openclaw_rl.environments.leftovers import remove_leftovers
+from openclaw_rl.environments.reaper import reap_leases, start_reaper
+from openclaw_rl.environments.registry import SourceRequest, find_source
+from openclaw_rl.environments.run_loop import EpisodeLoop, gather_tasks
+from openclaw_rl.environments.run_plan import RunPlan, new_run_name, record_run
+from openclaw_rl.environments.run_report import RunProgress, RunSummary
+from openclaw_rl.environments.runner_lease import EpisodeLease, LeaseFolder, hold_leases
+from openclaw_rl.environments.scratch_folder import new_scratch_folder
+from openclaw_rl.environments.task_checks import CheckFile, sort_by_check
+from openclaw_rl.environments.types import EnvironmentTask, PlayLimits, SharingSource, TaskFitness, TaskSource
+from openclaw_rl.errors import ConfigError, OpenClawError
+
+GROUP_METHOD = "groups"
+"""`train.method` that trains on episodes."""
+_NAMED = 3  # tasks that an error names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """Options of `env run`. `unchecked`: play tasks of the train split that were never checked."""
+
+    name: str
+    split: Literal["train", "held_out", "all"]
+    group_size: int
+    parallel: int
+    epochs: int
+    seed: int
+    limits: PlayLimits
+    max_steps: int | None
+    unchecked: bool
+
+
+def run_environment(home: Path, key: str, request: SourceRequest, options: RunOptions) -> RunSummary:
+    """Play the tasks of a source at the gateway that runs on the home, and return what became of the episodes.
+
+    Raises `ConfigError` for a request that does not fit, `OpenClawError` if no gateway answers, `KeyboardInterrupt` for
+    SIGINT and SIGTERM; by then no process, folder or running episode is left.
+    """
+    kind = find_source(request)
+    runner, source = kind.make_runner(request), kind.make_source(request)
+    address = running_address(home)
+    if address is None:
+        raise OpenClawError(
+            f"no gateway runs on {home}. Start one with `openclaw-rl up --method groups`, or name its --home"
+        )
+    if options.split != "held_out" and address.method not in ("", GROUP_METHOD):
+        echo_error(
+            f"note: the system on {home} trains with {address.method}, which learns nothing from outcomes of episodes. "
+            f"To train on them, start it with --method {GROUP_METHOD}"
+        )
+    tasks = _choose_tasks(home, source, options)
+    plan = RunPlan(
+        name=options.name, tasks=tasks, group_size=options.group_size, epochs=options.epochs, seed=options.seed
+    )
+    console = TerminalConsole(stderr=True)
+
+    async def play(leases: LeaseFolder, progress: RunProgress) -> None:
+        async with open_session(key) as http:
+            loop = EpisodeLoop(
+                plan=plan,
+                runner=runner,
+                client=EpisodeClient(http, address.url),
+                leases=leases,
+                limits=options.limits,
+                parallel=options.parallel,
+                gateway_pid=lambda: getattr(running_address(home), "pid", None),
+                on_result=progress.add_result,
+                max_steps=options.max_steps,
+            )
+            await _until_signal(loop.play_all(continued=continued))
+
+    reap_leases(home, key)
+    with hold_leases(home, plan.name) as leases, start_reaper(home, plan.name, key):
+        continued = record_run(home, plan, _settings_of(request))
+        echo_error(
+            f"run {plan.name}: {plan.count_episodes()} episodes of {len(tasks)} tasks"
+            + (", continued" if continued else "")
+        )
+        with RunProgress(plan.count_episodes(), plan.group_size, console) as progress:
+            try:
+                asyncio.run(play(leases, progress))
+            except KeyboardInterrupt:
+                echo_error(f"interrupted; the same command with --run {plan.name} continues the run")
+                raise
+    return progress.summary
+
+
+def _settings_of(request: SourceRequest) -> dict[str, object]:
+    """Return what may not change when a run is continued, besides its tasks."""
+    agent = {} if request.agent is None else {"agent": request.agent}
+    return {"source": request.source, "command": list(request.command), **agent}
+
+
+def _choose_tasks(home: Path, source: TaskSource, options: RunOptions) -> list[EnvironmentTask]:
+    """Return the tasks of the split. Those of the train split must have been found fit, unless `unchecked`."""
+    tasks = [task for task in source.load_tasks() if options.split in ("all", task.split)]
+    found = sort_by_check((task for task in tasks if task.split == "train"), CheckFile(home, source.name).read_checks())
+    if found.unchecked and not options.unchecked:
+        raise ConfigError(
+            f"{len(found.unchecked)} of {len(tasks)} tasks were not checked on this machine: "
+            f"{_name_some([task.id for task in found.unchecked])}. Check them with `openclaw-rl env check "
+            f"{source.name} ...`, or train on them nevertheless with --unchecked"
+        )
+    if found.unchecked:
+        echo_error(f"note: {len(found.unchecked)} tasks were not checked: a verifier that is broken is not noticed")
+    if found.unfit:
+        echo_error(
+            f"note: {len(found.unfit)} tasks are left out, because their check failed: "
+            f"{_name_some([f'{one.task} ({one.reason})' for one in found.unfit])}"
+        )
+    unfit = {one.digest for one in found.unfit}
+    chosen = [task for task in tasks if task.split == "held_out" or task.digest not in unfit]
+    if not chosen:
+        raise ConfigError(f"no task to play in the split {options.split} of {source.name}: {len(found.unfit)} unfit")
+    return chosen
+
+
+def check_environment(
+    home: Path, key: str, request: SourceRequest, limits: PlayLimits, parallel: int, seen: Callable[[TaskFitness], None]
+) -> list[TaskFitness]:
+    """Check every task of a source on this machine and keep the results in the home. Raises `ConfigError`."""
+    source = find_source(request).make_source(request)
+    tasks, checks = list(source.load_tasks()), CheckFile(home, source.name)
+    waiting, results = iter(tasks), list[TaskFitness]()
+
+    async def check_next(leases: LeaseFolder) -> None:
+        for task in waiting:
+            lease = EpisodeLease(episode=f"check-{task.digest}", folder=new_scratch_folder("check"))
+            leases.add_lease(lease)
+            try:
+                fitness = await source.check_task(task, lease.folder, limits)
+            finally:
+                if await asyncio.shield(asyncio.to_thread(remove_leftovers, lease.folder)):
+                    leases.remove_lease(lease.episode)
+            if fitness.checkable:
+                checks.add_check(fitness)
+            seen(fitness)
+            results.append(fitness)
+
+    async def check_all(leases: LeaseFolder) -> None:
+        async with _shared_checks(source, leases):
+            await _until_signal(gather_tasks(check_next(leases) for _ in range(parallel)))
+
+    reap_leases(home, key)
+    name = new_run_name()
+    with hold_leases(home, name) as leases, start_reaper(home, name, key):
+        asyncio.run(check_all(leases))
+    return results
+
+
+@contextlib.asynccontextmanager
+async def _shared_checks(source: TaskSource, leases: LeaseFolder) -> AsyncIterator[None]:
+    """Keep what the checks of a source share within the block; no process or folder of it is left."""
+    if not isinstance(source, SharingSource):
+        yield
+        return
+    shared = EpisodeLease(episode="check-shared", folder=new_scratch_folder("checks"))
+    leases.add_lease(shared)
+    await asyncio.to_thread(Path(shared.folder).mkdir, 0o700)
+    source.open_source(shared.folder)
+    try:
+        yield
+    finally:
+        await asyncio.shield(source.close_source())
+        if await asyncio.to_thread(remove_leftovers, shared.folder):
+            leases.remove_lease(shared.episode)
+
+
+async def _until_signal(work: Awaitable[None]) -> None:
+    """Wait for the work. SIGINT and SIGTERM cancel it, and raise `KeyboardInterrupt` once it has cleaned up."""
+    task = asyncio.ensure_future(work)
+    loop = asyncio.get_running_loop()
+    signals = (signal.SIGINT, signal.SIGTERM)
+    for number in signals:
+        loop.add_signal_handler(number, task.cancel)
+    try:
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        if task.cancelled():
+            raise KeyboardInterrupt
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)
+
+
+def _name_some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")

@@ -1,0 +1,84 @@
+"""HTTP client of the gateway's episodes (docs/concepts/episodes.md), with the key of the owner."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+
+from openclaw_rl.environments.types import EpisodeTicket, PlayOutcome
+from openclaw_rl.errors import OpenClawError
+
+_TIMEOUT = aiohttp.ClientTimeout(total=60, sock_connect=10)
+_PAUSE = 0.5  # seconds between two attempts
+
+
+class EpisodeClient:
+    """Opens, ends and lists episodes. `retry_seconds`: time for a gateway to answer."""
+
+    def __init__(self, http: aiohttp.ClientSession, url: str, *, retry_seconds: float = 30.0) -> None:
+        """`http`: a session from `open_session`. `url`: of the gateway, without a path."""
+        self._http, self._url, self._retry_seconds = http, url, retry_seconds
+
+    async def open_episode(self, episode: str, body: Mapping[str, Any]) -> EpisodeTicket:
+        """Open an episode. Raises `OpenClawError` if the gateway refuses it or does not answer."""
+        answer = await self._request("PUT", f"/v1/episodes/{episode}", body)
+        return EpisodeTicket(
+            episode=episode, base_url=answer["base_url"], api_key=answer["api_key"], model=answer["model"]
+        )
+
+    async def end_episode(self, episode: str, outcome: PlayOutcome) -> None:
+        """Post the outcome. Raises `OpenClawError` if the gateway refuses it or does not answer."""
+        body: dict[str, Any] = {"status": outcome.status}
+        if outcome.reward is not None:
+            body |= {"reward": outcome.reward, "parts": dict(outcome.parts), "steps": [dict(s) for s in outcome.steps]}
+        if outcome.reason is not None:
+            body["reason"] = outcome.reason
+        await self._request("POST", f"/v1/episodes/{episode}/outcome", body)
+
+    async def list_turns(self, episode: str) -> list[dict[str, Any]]:
+        """Return the turns of an episode in the order of their admission, without text."""
+        answer = await self._request("GET", f"/v1/episodes/{episode}")
+        return list(answer["turns"])
+
+    async def list_group(self, group: str) -> list[dict[str, Any]]:
+        """Return the episodes of a group; none if it does not exist."""
+        answer = await self._request("GET", f"/v1/episodes?group={group}", missing={"data": []})
+        return list(answer["data"])
+
+    async def _request(
+        self, verb: str, path: str, body: Mapping[str, Any] | None = None, *, missing: Any = None
+    ) -> Any:
+        end = time.monotonic() + self._retry_seconds
+        while True:
+            try:
+                async with self._http.request(verb, f"{self._url}{path}", json=body) as response:
+                    answer = await response.json(content_type=None)
+                if response.status < 400:
+                    return answer
+                if response.status == 404 and missing is not None:
+                    return missing
+                problem = f"{response.status}: {_error_words(answer)}"
+                if response.status < 500:
+                    raise OpenClawError(f"the gateway at {self._url} refused {verb} {path}: {problem}")
+            except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+                problem = f"{type(error).__name__}: {error}"
+            if time.monotonic() >= end:
+                raise OpenClawError(f"the gateway at {self._url} did not answer {verb} {path} ({problem})")
+            await asyncio.sleep(_PAUSE)
+
+
+def open_session(key: str) -> aiohttp.ClientSession:
+    """Return an HTTP session with the owner's key, for `EpisodeClient`."""
+    connector = aiohttp.TCPConnector(limit=0)
+    return aiohttp.ClientSession(
+        headers={"Authorization": f"Bearer {key}"}, timeout=_TIMEOUT, connector=connector, trust_env=False
+    )
+
+
+def _error_words(answer: Any) -> str:
+    error = answer.get("error") if isinstance(answer, dict) else None
+    return str(error.get("message") if isinstance(error, dict) else answer)[:500]

@@ -1,0 +1,77 @@
+"""A chat endpoint on loopback that gives prepared replies: how a library is checked with a known answer."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import threading
+import time
+from collections.abc import Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+MODEL_NAME = "oracle"
+
+
+class ScriptedModel:
+    """Serves `/v1/chat/completions`. Each key has replies of its own; the last one is repeated."""
+
+    def __init__(self) -> None:
+        self._replies: dict[str, list[str]] = {}
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler_of(self))
+        self._server.daemon_threads = True
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    @property
+    def base_url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_address[1]}/v1"
+
+    def add_replies(self, replies: Sequence[str]) -> str:
+        """Return a key that gets these replies in turn."""
+        key = f"oracle-{secrets.token_hex(8)}"
+        self._replies[key] = list(replies)
+        return key
+
+    def remove_replies(self, key: str) -> None:
+        self._replies.pop(key, None)
+
+    def next_reply(self, key: str) -> str | None:
+        """Return the next reply of a key; None for an unknown one."""
+        replies = self._replies.get(key)
+        if replies is None:
+            return None
+        return replies.pop(0) if len(replies) > 1 else replies[0]
+
+
+def _handler_of(model: ScriptedModel) -> type[BaseHTTPRequestHandler]:
+    class ScriptedHandler(BaseHTTPRequestHandler):
+        """Answers chat requests without streaming."""
+
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            reply = model.next_reply(self.headers.get("Authorization", "").removeprefix("Bearer "))
+            body = json.dumps(_completion(reply) if reply is not None else {"error": {"message": "unknown key"}})
+            self.send_response(200 if reply is not None else 401)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body.encode())))
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Log nothing."""
+
+    return ScriptedHandler
+
+
+def _completion(reply: str) -> dict[str, Any]:
+    message = {"role": "assistant", "content": reply}
+    return {
+        "id": f"chatcmpl-{secrets.token_hex(8)}",
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": MODEL_NAME,
+        "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
+    }

@@ -1,0 +1,96 @@
+"""One Chromium for all episodes, each with a context of its own, and a server for the pages of tasks."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import shutil
+import threading
+import time
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from os import environ
+from pathlib import Path
+from typing import Any
+
+from request_loop import ForeignRefusal
+
+_ONLY_LOOPBACK = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
+_SHORT_FOLDER = "/proc/self/cwd"
+"""The working folder by a short name: the path of a browser's socket has at most 107 characters."""
+_PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+
+
+class SharedPlaywright:
+    """Stands in for the library's playwright: a launch returns the one browser, and closing that does nothing."""
+
+    def __init__(self, playwright: Any) -> None:
+        self._playwright = playwright
+        self._browser: Any = None
+        self.selectors = playwright.selectors
+        self.chromium = self
+
+    def launch(self, **_: Any) -> SharedPlaywright:
+        """Start the browser if it does not run, without waits between actions."""
+        if self._browser is None or not self._browser.is_connected():
+            self._browser = self._playwright.chromium.launch(
+                executable_path=find_chromium(self._playwright),
+                args=[_ONLY_LOOPBACK, "--disable-dev-shm-usage", *(["--no-sandbox"] if os.geteuid() == 0 else [])],
+            )
+        return self
+
+    def new_context(self, **options: Any) -> Any:
+        return self._browser.new_context(**options)
+
+    def close(self) -> None:
+        """Do nothing: other episodes use the browser. It ends with this process."""
+
+
+class ChatLog:
+    """Keeps the messages between task and agent, in place of the library's chat in a browser of its own."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.messages: list[dict[str, Any]] = []
+
+    def add_message(self, role: str, msg: str) -> None:
+        self.messages.append({"role": role, "timestamp": time.time(), "message": msg})
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def find_chromium(playwright: Any) -> str:
+    """Return the path of playwright's own browser, else of the first on PATH. Raises `ForeignRefusal`."""
+    own = str(playwright.chromium.executable_path)
+    found = own if Path(own).exists() else next(filter(None, map(shutil.which, _PROGRAMS)), None)
+    if found is None:
+        raise ForeignRefusal(f"no Chromium: expected {', '.join(_PROGRAMS)} on PATH (on Debian: apt install chromium)")
+    return found
+
+
+def install_shared_browser() -> None:
+    """Let the library use one browser, in this thread. Raises `ModuleNotFoundError`, `ForeignRefusal`."""
+    core = importlib.import_module("browsergym.core")
+    if Path(_SHORT_FOLDER).exists():
+        environ["TMPDIR"] = _SHORT_FOLDER
+    from playwright.sync_api import sync_playwright
+
+    core._set_global_playwright(SharedPlaywright(sync_playwright().start()))
+    environment: Any = importlib.import_module("browsergym.core.env")
+    environment.Chat = ChatLog
+
+
+class QuietHandler(SimpleHTTPRequestHandler):
+    """Serves files and logs nothing."""
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Log nothing."""
+
+
+@functools.cache
+def serve_folder(folder: str) -> str:
+    """Serve a folder on a free port of loopback, once. Return the address, with a slash at its end."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(QuietHandler, directory=folder))
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return f"http://127.0.0.1:{server.server_address[1]}/"

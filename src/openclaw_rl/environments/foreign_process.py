@@ -1,0 +1,185 @@
+"""A process that plays many episodes at once, for environments that start slowly or share something, such as a browser.
+
+It is a program of any language or Python with any libraries. Requests are JSON lines on its stdin, answers on stdout:
+
+    {"id": 1, "play": {"episode", "task", "data", "base_url", "api_key", "model", "folder", "seconds"}}
+    {"id": 1, "outcome": {"reward", "parts", "steps", "status", "reason"}}       as `REWARD_FILE` of a command
+    {"id": 1, "error": "text"}                                                   the episode is void
+    {"id": 1, "cancel": true}                                                    to the process; an answer is not needed
+
+Answers come in any order. Other lines on stdout are ignored, because libraries print. The process ends when its stdin
+does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from openclaw_rl.environments.command_source import plain_environment
+from openclaw_rl.environments.leftovers import kill_processes
+from openclaw_rl.environments.reward_file import parse_reward
+from openclaw_rl.environments.types import EnvironmentTask, EpisodeTicket, PlayLimits, PlayOutcome, void_outcome
+from openclaw_rl.errors import OpenClawError
+
+log = logging.getLogger(__name__)
+_GRACE_SECONDS = 10.0  # for an answer after the limit; after it, the process hangs and is killed
+_DRAIN_SECONDS = 1.0  # for the last words of a process
+_LAST_BYTES = 300
+_MAX_LINE = 1 << 24  # bytes
+
+
+class ForeignError(OpenClawError):
+    """Raised if the process refused a request, ended, or did not answer in time. Nothing is known of the policy."""
+
+
+class ForeignProcess:
+    """A process that answers requests concurrently. It is started by the first request, and again after its end."""
+
+    def __init__(self, command: Sequence[str], search_path: str, granted: Mapping[str, str]) -> None:
+        """`command`, `search_path`, `granted`: as for `CommandRunner`."""
+        self._command, self._search_path, self._granted = command, search_path, granted
+        self._folder = ""
+        self._process: asyncio.subprocess.Process | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._numbers = itertools.count(1)
+        self._lock = asyncio.Lock()
+        self._last_words = ""
+
+    def use_folder(self, folder: str) -> None:
+        """Set the working folder of the process, which marks its children, too. It must exist."""
+        self._folder = folder
+
+    async def send_request(self, kind: str, body: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+        """Return the answer to `{kind: body}`. Raises `ForeignError`.
+
+        A process that does not answer within the limit, in seconds, and some more is killed.
+        """
+        process = await self._ensure_started()
+        number = next(self._numbers)
+        answer = self._waiting[number] = asyncio.get_running_loop().create_future()
+        try:
+            await self._write_line(process, {"id": number, kind: dict(body)})
+            async with asyncio.timeout(seconds + _GRACE_SECONDS):
+                found: dict[str, Any] = await answer
+        except TimeoutError:
+            await self.close()
+            raise ForeignError(f"no answer within {seconds:g} s: the process hung and was killed") from None
+        except asyncio.CancelledError:
+            with contextlib.suppress(ForeignError):
+                await asyncio.shield(self._write_line(process, {"id": number, "cancel": True}))
+            raise
+        finally:
+            self._waiting.pop(number, None)
+        if "error" in found:
+            raise ForeignError(str(found["error"]))
+        return found
+
+    async def close(self) -> None:
+        """End the process and all its children. Idempotent; a later request starts it again."""
+        process, self._process = self._process, None
+        if process is not None:
+            await asyncio.to_thread(kill_processes, self._folder, process.pid if process.returncode is None else None)
+            await process.wait()
+        if self._reading is not None:
+            await self._reading
+            self._reading = None
+
+    async def _ensure_started(self) -> asyncio.subprocess.Process:
+        async with self._lock:
+            if self._process is not None and self._reading is not None and not self._reading.done():
+                return self._process
+            await self.close()
+            try:
+                self._process = await asyncio.create_subprocess_exec(
+                    *self._command,
+                    cwd=self._folder,
+                    env=plain_environment(self._folder, self._search_path, self._granted),
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=asyncio.subprocess.PIPE,
+                    start_new_session=True,
+                    limit=_MAX_LINE,
+                )
+            except OSError as error:
+                raise ForeignError(f"{self._command[0]} cannot be started: {error}") from None
+            self._reading = asyncio.create_task(self._read_answers(self._process))
+            return self._process
+
+    async def _read_answers(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        errors = asyncio.create_task(self._read_errors(process.stderr))
+        with contextlib.suppress(ValueError):  # a line above the limit: the process cannot be understood any more
+            while line := await process.stdout.readline():
+                self._take_answer(line)
+        await asyncio.wait([errors], timeout=_DRAIN_SECONDS)
+        errors.cancel()
+        for answer in self._waiting.values():
+            if not answer.done():
+                answer.set_result({"error": ": ".join(filter(None, ("the process ended", self._last_words)))})
+
+    async def _read_errors(self, stream: asyncio.StreamReader) -> None:
+        """Keep the last line of stderr, for the reason."""
+        rest = b""
+        while block := await stream.read(65536):
+            rest = (rest + block)[-_LAST_BYTES:]
+            lines = [line.strip() for line in rest.decode(errors="replace").splitlines() if line.strip()]
+            self._last_words = lines[-1] if lines else ""
+
+    def _take_answer(self, line: bytes) -> None:
+        try:
+            found = json.loads(line)
+            answer = self._waiting.get(found["id"])
+        except (ValueError, TypeError, KeyError, RecursionError):
+            log.debug("ignored: %r", line[:200])
+            return
+        if answer is not None and not answer.done():
+            answer.set_result(found)
+
+    async def _write_line(self, process: asyncio.subprocess.Process, body: Mapping[str, Any]) -> None:
+        assert process.stdin is not None
+        try:
+            process.stdin.write(json.dumps(body).encode() + b"\n")
+            await process.stdin.drain()
+        except OSError as error:
+            raise ForeignError(f"the process ended ({error})") from None
+
+
+class ForeignRunner:
+    """Plays episodes in a `ForeignProcess`. Silence, a signal and a closed pipe are void."""
+
+    def __init__(self, process: ForeignProcess) -> None:
+        self._process = process
+
+    def open_runner(self, folder: str) -> None:
+        self._process.use_folder(folder)
+
+    async def play_episode(
+        self, task: EnvironmentTask, ticket: EpisodeTicket, folder: str, limits: PlayLimits
+    ) -> PlayOutcome:
+        """Let the process play the episode."""
+        body = {
+            "episode": ticket.episode,
+            "task": task.id,
+            "data": dict(task.data),
+            "base_url": ticket.base_url,
+            "api_key": ticket.api_key,
+            "model": ticket.model,
+            "folder": folder,
+            "seconds": limits.seconds,
+        }
+        try:
+            answer = await self._process.send_request("play", body, limits.seconds)
+            return parse_reward(json.dumps(answer.get("outcome")).encode())
+        except (ForeignError, ValueError) as error:
+            return void_outcome(f"the process of the environment failed: {error}")
+
+    async def close_runner(self) -> None:
+        await self._process.close()

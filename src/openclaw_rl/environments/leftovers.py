@@ -1,0 +1,79 @@
+"""Ends the processes of an episode and removes its folder, also after the runner was killed.
+
+A process belongs to the episode if its environment has `EPISODE_FOLDER` with the episode's folder, or if its working
+folder is there: also one that left the process group. Without /proc (macOS), the process group alone is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+FOLDER_VARIABLE = "EPISODE_FOLDER"
+_PROC = Path("/proc")
+_LEAST_PARTS = 3  # of the path of a folder: "/", a folder for such folders, its name
+_ROUNDS, _PAUSE = 100, 0.02  # seconds; a process that forks while it is looked for is found in a later round
+
+
+def remove_leftovers(folder: str, group: int | None = None) -> bool:
+    """Kill every process of the episode, then remove its folder. Return whether nothing is left.
+
+    `group`: id of the process group, if it is known that it was not used again.
+    """
+    return kill_processes(folder, group) and _remove_folder(folder)
+
+
+def kill_processes(folder: str, group: int | None = None) -> bool:
+    """Kill the process group and every other process of the episode. Return whether none is left."""
+    if group is not None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, signal.SIGKILL)
+    for _ in range(_ROUNDS):
+        found = find_processes(folder)
+        if not found:
+            return True
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(_PAUSE)
+    return False
+
+
+def find_processes(folder: str) -> list[int]:
+    """Return the ids of the running processes of the episode; none without /proc.
+
+    Raises `ValueError` if `folder` is no folder of an episode: every process works in "/".
+    """
+    if not Path(folder).is_absolute() or len(Path(folder).parts) < _LEAST_PARTS:
+        raise ValueError(f"expected the absolute path of an episode's folder, got {folder!r}")
+    marker = os.fsencode(f"{FOLDER_VARIABLE}={folder}")
+    own = os.getpid()
+    with contextlib.suppress(OSError):
+        pids = [int(entry.name) for entry in os.scandir(_PROC) if entry.name.isdigit()]
+        return [pid for pid in pids if pid != own and _belongs(pid, marker, folder)]
+    return []
+
+
+def _belongs(pid: int, marker: bytes, folder: str) -> bool:
+    at = _PROC / str(pid)
+    with contextlib.suppress(OSError):
+        if marker in (at / "environ").read_bytes().split(b"\0"):
+            return True
+    with contextlib.suppress(OSError):
+        where = str((at / "cwd").readlink())
+        return where == folder or where.startswith(f"{folder}/")
+    return False
+
+
+def _remove_folder(folder: str) -> bool:
+    shutil.rmtree(folder, ignore_errors=True)
+    if os.path.lexists(folder):  # a program may have left folders that nobody may write
+        for parent, _, _ in os.walk(folder):
+            with contextlib.suppress(OSError):
+                Path(parent).chmod(0o700)
+        shutil.rmtree(folder, ignore_errors=True)
+    return not os.path.lexists(folder)

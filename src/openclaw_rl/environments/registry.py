@@ -1,0 +1,194 @@
+"""The sources of tasks by name. Another source is one entry here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from openclaw_rl.environments.command_source import CommandRunner, CommandSource, resolve_command
+from openclaw_rl.environments.foreign_process import ForeignProcess, ForeignRunner
+from openclaw_rl.environments.sources.harbor.bash_agent import AGENTS
+from openclaw_rl.environments.sources.harbor.source import HarborRunner, HarborSource
+from openclaw_rl.environments.sources.library_source import (
+    LIBRARIES,
+    ForeignLibrary,
+    LibraryAccess,
+    LibrarySource,
+    make_library_runner,
+)
+from openclaw_rl.environments.sources.swe_bench import make_task_folders
+from openclaw_rl.environments.sources.tools.tool_entry import make_tool_runner, make_tool_source
+from openclaw_rl.environments.types import EpisodeRunner, TaskSource
+from openclaw_rl.errors import ConfigError
+from openclaw_rl.settings.schema_sandbox import SandboxConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceRequest:
+    """Arguments of a source. `source`: its name; the other fields are options of the command line.
+
+    `argument`: what follows the name and a colon, e.g. a folder of tasks. `python`: the interpreter that has the
+    libraries of the environment. `agent`: who plays, where a source has several agents. `sandbox`: of its boxes.
+    `tools_config`: file with the tools of `tools`, unless the argument names it.
+    """
+
+    source: str
+    argument: str = ""
+    python: str | None = None
+    agent: str | None = None
+    sandbox: SandboxConfig = field(default_factory=SandboxConfig)
+    tools_config: Path | None = None
+    tasks: Path | None = None
+    held_out_share: float = 0.0
+    command: Sequence[str] = ()
+    oracle: Sequence[str] = ()
+    nop: Sequence[str] = ()
+    granted: Mapping[str, str] = field(default_factory=dict)
+    search_path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceKind:
+    """A kind of source. `make_source` and `make_runner` raise `ConfigError` for a request that is not complete.
+
+    `takes`: fields of the request that have an effect; a request that gives another one is refused.
+    """
+
+    summary: str
+    takes: frozenset[str]
+    make_source: Callable[[SourceRequest], TaskSource]
+    make_runner: Callable[[SourceRequest], EpisodeRunner]
+
+
+def _command_source(request: SourceRequest) -> TaskSource:
+    if request.tasks is None:
+        raise ConfigError("no tasks: set --tasks FILE, with one JSON object per line")
+    return CommandSource(
+        tasks=request.tasks,
+        held_out_share=request.held_out_share,
+        oracle=request.oracle,
+        nop=request.nop,
+        granted=request.granted,
+        search_path=request.search_path,
+        name=request.source,
+    )
+
+
+def _command_runner(request: SourceRequest) -> EpisodeRunner:
+    return CommandRunner(command=_program_of(request), granted=request.granted, search_path=request.search_path)
+
+
+def _process_runner(request: SourceRequest) -> EpisodeRunner:
+    return ForeignRunner(ForeignProcess(_program_of(request), request.search_path, request.granted))
+
+
+def _program_of(request: SourceRequest) -> Sequence[str]:
+    if not request.command:
+        raise ConfigError("no program: give it after `--`, e.g. `-- python my_agent.py`")
+    return resolve_command(request.command, request.search_path)
+
+
+def _harbor_source(request: SourceRequest) -> TaskSource:
+    if not request.argument:
+        raise ConfigError("no tasks: name their folder, e.g. `harbor:tasks/terminal`")
+    return HarborSource(
+        top=Path(request.argument),
+        sandbox=request.sandbox,
+        held_out_share=request.held_out_share,
+        granted=request.granted,
+    )
+
+
+def _swe_source(request: SourceRequest) -> TaskSource:
+    if not request.argument:
+        raise ConfigError("no instances: name a file of SWE-bench in JSON lines, e.g. `swe:instances.jsonl`")
+    return HarborSource(
+        top=make_task_folders(Path(request.argument)),
+        sandbox=request.sandbox,
+        held_out_share=request.held_out_share,
+        granted=request.granted,
+        name=request.source,
+    )
+
+
+def _harbor_runner(request: SourceRequest) -> EpisodeRunner:
+    agent = request.agent or "tools"
+    if agent not in AGENTS:
+        raise ConfigError(f"--agent {agent}: expected one of {', '.join(AGENTS)}")
+    return HarborRunner(agent=AGENTS[agent], sandbox=request.sandbox, granted=request.granted)
+
+
+def _library_kind(library: ForeignLibrary) -> SourceKind:
+    """Return the kind of source that is a library under a Python of its own."""
+
+    def access_of(request: SourceRequest) -> LibraryAccess:
+        return LibraryAccess(
+            library=library, python=request.python, search_path=request.search_path, granted=request.granted
+        )
+
+    return SourceKind(
+        summary=library.summary,
+        takes=_OF_LIBRARIES,
+        make_source=lambda request: LibrarySource(access_of(request), request.argument, request.held_out_share),
+        make_runner=lambda request: make_library_runner(access_of(request)),
+    )
+
+
+_OF_LIBRARIES = frozenset({"argument", "python", "held_out_share"})
+_OF_COMMANDS = frozenset({"tasks", "held_out_share", "command", "oracle", "nop"})
+_ASKED_FOR = {  # how a field of a request is given
+    "argument": "`:{}`",
+    "tasks": "--tasks",
+    "held_out_share": "--held-out",
+    "command": "a program after `--`",
+    "oracle": "--oracle",
+    "nop": "--nop",
+    "python": "--python",
+    "agent": "--agent",
+}
+
+SOURCES: Mapping[str, SourceKind] = {
+    "command": SourceKind(
+        summary="any program, with tasks from a file of JSON lines",
+        takes=_OF_COMMANDS,
+        make_source=_command_source,
+        make_runner=_command_runner,
+    ),
+    "process": SourceKind(
+        summary="a program that plays many episodes at once, over JSON lines; tasks as for `command`",
+        takes=_OF_COMMANDS,
+        make_source=_command_source,
+        make_runner=_process_runner,
+    ),
+    "tools": SourceKind(
+        summary="tools in Python, over HTTP or by MCP, and tasks with checked answers (`tools:CONFIG`)",
+        takes=frozenset({"argument", "tasks", "held_out_share", "python", "agent"}),
+        make_source=make_tool_source,
+        make_runner=make_tool_runner,
+    ),
+    "harbor": SourceKind(
+        summary="task folders of Harbor in boxes of this machine: `harbor:FOLDER`, --agent tools, text or plain",
+        takes=frozenset({"argument", "held_out_share", "agent"}),
+        make_source=_harbor_source,
+        make_runner=_harbor_runner,
+    ),
+    **{library.name: _library_kind(library) for library in LIBRARIES},
+    "swe": SourceKind(
+        summary="instances of SWE-bench with local checkouts, as task folders: `swe:FILE`, agents as for `harbor`",
+        takes=frozenset({"argument", "held_out_share", "agent"}),
+        make_source=_swe_source,
+        make_runner=_harbor_runner,
+    ),
+}
+
+
+def find_source(request: SourceRequest) -> SourceKind:
+    """Return the kind of source that a request names. Raises `ConfigError`."""
+    if request.source not in SOURCES:
+        raise ConfigError(f"unknown source {request.source!r}. Known are {', '.join(SOURCES)} (`openclaw-rl env list`)")
+    kind = SOURCES[request.source]
+    for name, option in _ASKED_FOR.items():
+        if getattr(request, name) and name not in kind.takes:
+            raise ConfigError(f"{request.source} does not use {option.format(request.argument)}: leave it out")
+    return kind

@@ -1,0 +1,178 @@
+"""Plays the episodes of a run in parallel: opens each at the gateway, lets its runner play, and posts the outcome."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from openclaw_rl.environments.episode_client import EpisodeClient
+from openclaw_rl.environments.leftovers import remove_leftovers
+from openclaw_rl.environments.run_plan import PlannedEpisode, RunPlan
+from openclaw_rl.environments.runner_lease import EpisodeLease, LeaseFolder
+from openclaw_rl.environments.scratch_folder import new_scratch_folder
+from openclaw_rl.environments.types import EpisodeRunner, PlayLimits, PlayOutcome, void_outcome
+from openclaw_rl.errors import OpenClawError
+
+log = logging.getLogger(__name__)
+_EXTRA_TTL = 300  # seconds for opening and ending an episode, beside the time for playing
+_MAX_TTL = 604800  # seconds
+_MIN_VOID_ROW = 16
+_LISTED_AT_ONCE = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeResult:
+    """The result of an episode. `earlier`: it was played before the run was continued."""
+
+    episode: PlannedEpisode
+    status: Literal["done", "void"]
+    reward: float | None
+    reason: str | None
+    earlier: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class EpisodeLoop:
+    """Plays a plan. `gateway_pid`: returns the process id of the running gateway; a restart changes it."""
+
+    plan: RunPlan
+    runner: EpisodeRunner
+    client: EpisodeClient
+    leases: LeaseFolder
+    limits: PlayLimits
+    parallel: int
+    gateway_pid: Callable[[], int | None]
+    on_result: Callable[[EpisodeResult], None]
+    max_steps: int | None = None
+    _void_row: int = field(default=0, init=False)
+
+    async def play_all(self, *, continued: bool) -> None:
+        """Play every episode of the plan. `continued`: those that have ended already are left out.
+
+        Raises `OpenClawError` if the gateway refuses an episode or does not answer, or if one episode after another is
+        void. Whatever ends it, also a cancellation: no process or folder is left, and, if the gateway answers, no
+        running episode.
+        """
+        ended = await self._list_ended() if continued else {}
+        todo = self._start_with_ended(ended)
+        name = f"{self.plan.name}-shared"
+        shared = EpisodeLease(episode=name, folder=new_scratch_folder(name))
+        self.leases.add_lease(shared)
+        await asyncio.to_thread(Path(shared.folder).mkdir, 0o700)
+        self.runner.open_runner(shared.folder)
+        try:
+            await gather_tasks(self._play_next(todo) for _ in range(self.parallel))
+        finally:
+            await asyncio.shield(self._end_shared(shared))
+
+    async def _end_shared(self, shared: EpisodeLease) -> None:
+        await self.runner.close_runner()
+        if await asyncio.to_thread(remove_leftovers, shared.folder):
+            self.leases.remove_lease(shared.episode)
+
+    async def _list_ended(self) -> Mapping[str, Mapping[str, Any]]:
+        gate = asyncio.Semaphore(_LISTED_AT_ONCE)
+
+        async def list_group(group: str) -> list[dict[str, Any]]:
+            async with gate:
+                return await self.client.list_group(group)
+
+        groups = dict.fromkeys(episode.group for episode in self.plan.list_episodes())
+        found = await asyncio.gather(*(list_group(group) for group in groups))
+        return {entry["id"]: entry for entries in found for entry in entries if entry["status"] != "running"}
+
+    def _start_with_ended(self, ended: Mapping[str, Mapping[str, Any]]) -> Iterator[PlannedEpisode]:
+        """Report the episodes that have ended, and yield the others."""
+        for episode in self.plan.list_episodes():
+            if (entry := ended.get(episode.id)) is None:
+                yield episode
+                continue
+            status, reward, reason = entry["status"], entry["reward"], entry["reason"]
+            self.on_result(EpisodeResult(episode=episode, status=status, reward=reward, reason=reason, earlier=True))
+
+    async def _play_next(self, todo: Iterator[PlannedEpisode]) -> None:
+        for episode in todo:
+            outcome = await self._run_episode(episode)
+            self.on_result(
+                EpisodeResult(episode=episode, status=outcome.status, reward=outcome.reward, reason=outcome.reason)
+            )
+            self._void_row = self._void_row + 1 if outcome.status == "void" else 0
+            if self._void_row >= max(_MIN_VOID_ROW, 2 * self.parallel):
+                raise OpenClawError(f"the last {self._void_row} episodes were void. The last one: {outcome.reason}")
+
+    async def _run_episode(self, episode: PlannedEpisode) -> PlayOutcome:
+        """Play one episode and post its outcome."""
+        folder = new_scratch_folder(episode.id)
+        self.leases.add_lease(EpisodeLease(episode=episode.id, folder=folder))
+        try:
+            outcome = await self._play_episode(episode, folder)
+        except asyncio.CancelledError:
+            await asyncio.shield(self._end_episode(episode, folder, void_outcome("the run was interrupted")))
+            raise
+        await asyncio.shield(self._end_episode(episode, folder, outcome))
+        return outcome
+
+    async def _play_episode(self, episode: PlannedEpisode, folder: str) -> PlayOutcome:
+        task, began, pid = episode.task, time.monotonic(), self.gateway_pid()
+        body = {
+            "task": task.id,
+            "group": {"id": episode.group, "size": self.plan.group_size},
+            "split": task.split,
+            "ttl": min(_MAX_TTL, int(self.limits.seconds) + _EXTRA_TTL),
+        } | ({} if self.max_steps is None else {"max_steps": self.max_steps})
+        ticket = await self.client.open_episode(episode.id, body)
+        try:
+            outcome = await self.runner.play_episode(task, ticket, folder, self.limits)
+        except (OpenClawError, OSError) as error:
+            outcome = void_outcome(f"the runner failed: {error}")
+        if outcome.status == "done":
+            turns = await self.client.list_turns(episode.id)
+            why = void_reason([turn["status"] for turn in turns], restarted=self.gateway_pid() != pid)
+            outcome = outcome if why is None else void_outcome("; ".join(filter(None, (why, outcome.reason))))
+        log.info(
+            "%s: %s %s (%.1f s) %s",
+            episode.id,
+            outcome.status,
+            outcome.reward,
+            time.monotonic() - began,
+            outcome.reason or "",
+        )
+        return outcome
+
+    async def _end_episode(self, episode: PlannedEpisode, folder: str, outcome: PlayOutcome) -> None:
+        is_gone = await asyncio.to_thread(remove_leftovers, folder)
+        await self.client.end_episode(episode.id, outcome)
+        if is_gone:  # else the next run tries again
+            self.leases.remove_lease(episode.id)
+
+
+def void_reason(replies: list[str], *, restarted: bool) -> str | None:
+    """Return why the reward of an episode says nothing about the policy; None if it does.
+
+    `replies`: the state of each reply in the order of the requests. `restarted`: the gateway was, during the episode.
+    """
+    if restarted:
+        return "the gateway was restarted during the episode"
+    if replies and replies[-1] == "failed":
+        return "its last reply failed because of the gateway or the engine"
+    if "done" not in replies:
+        return "it got no reply"
+    return None
+
+
+async def gather_tasks(work: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Run coroutines concurrently. The first error cancels the others, waits for them, and is raised."""
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for one in work:
+                tasks.create_task(one)
+    except BaseExceptionGroup as group:
+        found: BaseException = group
+        while isinstance(found, BaseExceptionGroup):
+            found = found.exceptions[0]
+        raise found from group

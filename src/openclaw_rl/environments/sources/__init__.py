@@ -1,0 +1,1 @@
+"""Sources of tasks besides `command` and `process`: one module or folder each."""

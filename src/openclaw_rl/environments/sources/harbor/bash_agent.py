@@ -1,0 +1,130 @@
+"""Small agents that work in the box of a task: one bash tool, or replies whose text is a command."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from openclaw_rl.environments.agents.chat_agent import AgentCall, ChatAgent, tool_message
+from openclaw_rl.environments.sources.harbor.task_box import TaskBox
+from openclaw_rl.sandbox.box import CommandResult
+
+COMMAND_SECONDS = 120.0
+_SHOWN = 8000  # characters of a command's output that the model sees
+_MAX_REPLIES = 200
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "bash",
+        "description": "Run a shell command in the working folder. Files stay between commands; variables and the "
+        f"current folder do not. A command may take {COMMAND_SECONDS:g} seconds.",
+        "parameters": {
+            "type": "object",
+            "properties": {"command": {"type": "string", "description": "The command."}},
+            "required": ["command"],
+        },
+    },
+}
+_FENCE = re.compile(r"```[^\n`]*\n(.*?)(?:\n```|```|\Z)", re.DOTALL)
+_TOOLS_PROMPT = (
+    "You work on a task in a Linux shell, with the tool bash. The working folder is {cwd}. There is no network. "
+    "When the task is done, answer without calling the tool."
+)
+_TEXT_PROMPT = (
+    "You work on a task in a Linux shell. The working folder is {cwd}. There is no network. Each of your replies is "
+    "run as a shell command: write the command alone, or in one fenced block:\n\n```bash\nls -l\n```\n\n"
+    "You then see its output. When the task is done, reply with: exit"
+)
+
+
+class BoxAgent(Protocol):
+    """Works on a task until it is done, the policy gets no further reply, or it is cancelled.
+
+    Raises `EpisodeOver`, `OpenClawError` (the environment failed).
+    """
+
+    async def work_on(self, box: TaskBox, client: ChatAgent) -> None: ...
+
+
+class ToolAgent:
+    """For models that call tools: one tool, `bash`. A reply without a call ends the work."""
+
+    async def work_on(self, box: TaskBox, client: ChatAgent) -> None:
+        messages: list[Mapping[str, Any]] = [
+            {"role": "system", "content": _TOOLS_PROMPT.format(cwd=box.plan.cwd)},
+            {"role": "user", "content": box.folder.instruction},
+        ]
+        for _ in range(_MAX_REPLIES):
+            reply = await client.ask_reply(messages, [_TOOL])
+            if not reply.calls:
+                return
+            messages.append(reply.message)
+            messages += [tool_message(call, await _answer_call(call, box)) for call in reply.calls]
+
+
+class TextAgent:
+    """For models that call no tools: the text of a reply is a command. `exit` or an empty reply ends the work.
+
+    `prompt`: the words that explain this, with `{cwd}`; None: the task's own words are all that the model gets.
+    """
+
+    def __init__(self, prompt: str | None = _TEXT_PROMPT) -> None:
+        self._prompt = prompt
+
+    async def work_on(self, box: TaskBox, client: ChatAgent) -> None:
+        messages: list[Mapping[str, Any]] = [{"role": "user", "content": box.folder.instruction}]
+        if self._prompt is not None:
+            messages.insert(0, {"role": "system", "content": self._prompt.format(cwd=box.plan.cwd)})
+        for _ in range(_MAX_REPLIES):
+            reply = await client.ask_reply(messages)
+            command = find_command(reply.text)
+            if command in ("", "exit"):
+                return
+            messages += [reply.message, {"role": "user", "content": await _run_shown(command, box)}]
+
+
+AGENTS: Mapping[str, BoxAgent] = MappingProxyType(
+    {"tools": ToolAgent(), "text": TextAgent(), "plain": TextAgent(prompt=None)}
+)
+"""The agents by name. `plain` is `text` without a word of ours."""
+
+
+def find_command(reply: str) -> str:
+    """Return the command of a reply: its first fenced block, else the whole reply, without a prompt sign before it."""
+    fence = _FENCE.search(reply)
+    command = (fence[1] if fence else reply).strip()
+    return command.removeprefix("$ ").strip()
+
+
+def show_result(result: CommandResult) -> str:
+    """Return what the model sees of a command's end."""
+    ending = f"exit status {result.exit_code}" + (" (stopped: it took too long)" if result.timed_out else "")
+    output = (result.stdout + result.stderr).decode("utf-8", "replace").strip()
+    if len(output) > _SHOWN:
+        half = _SHOWN // 2
+        output = f"{output[:half]}\n[{len(output) - _SHOWN} characters left out]\n{output[-half:]}"
+    return f"{ending}\n{output}" if output else ending
+
+
+async def _answer_call(call: AgentCall, box: TaskBox) -> str:
+    """Run the command of a tool call. A malformed call is a fault of the policy, which reads why."""
+    if call.name != "bash":
+        return f"error: there is no tool {call.name!r}. Expected bash"
+    try:
+        arguments = json.loads(call.arguments)
+    except (ValueError, RecursionError) as error:
+        return f"error: the arguments are not valid JSON ({error})"
+    command = arguments.get("command") if isinstance(arguments, dict) else None
+    if not isinstance(command, str):
+        return 'error: expected the arguments {"command": "..."}'
+    return await _run_shown(command, box)
+
+
+async def _run_shown(command: str, box: TaskBox) -> str:
+    try:
+        return show_result(await box.run_command(command, COMMAND_SECONDS))
+    except ValueError as error:  # a NUL byte, or too long for a shell
+        return f"error: {error}"

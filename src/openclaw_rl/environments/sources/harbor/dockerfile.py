@@ -1,0 +1,169 @@
+"""Reads `environment/Dockerfile` as steps that a box without an image can take: copies, commands and variables."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+from openclaw_rl.sandbox.box import HOME_FOLDER
+from openclaw_rl.sandbox.box_commands import BOX_PATH
+
+DEFAULT_FOLDER = "/app"
+_NO_EFFECT = frozenset(
+    {"CMD", "ENTRYPOINT", "EXPOSE", "HEALTHCHECK", "LABEL", "MAINTAINER", "STOPSIGNAL", "USER", "VOLUME", "SHELL"}
+)
+_SHARED = frozenset({"bin", "dev", "etc", "lib", "lib32", "lib64", "libx32", "proc", "run", "sbin", "sys", "usr"})
+"""Folders at the top of a box that are this machine's, or no files."""
+_REFERENCE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?::-([^}]*))?\}|([A-Za-z_]\w*))")
+_INSTRUCTION = re.compile(r"([A-Za-z]+)\s+(.*)", re.DOTALL)
+
+
+class DockerfileError(Exception):
+    """A Dockerfile that needs what a box does not have. The message says what, in words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyStep:
+    """Copy `source`, a file or the content of a folder, to the path `target`."""
+
+    source: Path
+    target: str
+    mode: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStep:
+    """Run a shell command."""
+
+    command: str
+    cwd: str
+    line: int
+
+
+@dataclass(slots=True, kw_only=True)
+class BuildPlan:
+    """The steps and variables of a Dockerfile. `folders`: folders of the box that it writes to."""
+
+    steps: list[CopyStep | RunStep] = field(default_factory=list)
+    variables: dict[str, str] = field(default_factory=dict)
+    cwd: str = "/"
+    folders: list[str] = field(default_factory=list)
+
+    def add_folder(self, path: str) -> None:
+        folder = writable_folder(path)
+        if folder not in self.folders:
+            self.folders.append(folder)
+
+
+def read_build_plan(context: Path) -> BuildPlan:
+    """Return the plan of `context`/Dockerfile; without one, nothing is built. Raises `DockerfileError`."""
+    plan, arguments, stages = BuildPlan(), dict[str, str](), 0
+    file = context / "Dockerfile"
+    text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+    for line, name, rest in _split_instructions(text):
+        where = f"environment/Dockerfile, line {line}"
+        if name == "FROM":
+            stages += 1
+            if stages > 1:
+                raise DockerfileError(f"{where}: several stages, which need a container builder")
+        elif name == "RUN":
+            if "<<" in rest.split("\n")[0] and re.search(r"<<-?\s*['\"]?\w+", rest):
+                raise DockerfileError(f"{where}: a here-document, which needs a container builder")
+            command = shlex.join(json.loads(rest)) if rest.startswith("[") else re.sub(r"^(--\S+\s+)+", "", rest)
+            plan.steps.append(RunStep(command=command, cwd=plan.cwd, line=line))
+        elif name == "WORKDIR":
+            plan.cwd = _join_path(plan.cwd, _expand_text(rest.strip(), plan.variables | arguments))
+            plan.add_folder(plan.cwd)
+        elif name in ("COPY", "ADD"):
+            _add_copies(plan, context, _expand_text(rest, plan.variables | arguments), where)
+        elif name in ("ENV", "ARG"):
+            target = plan.variables if name == "ENV" else arguments
+            target.update(_read_pairs(rest, plan.variables | arguments))
+        elif name not in _NO_EFFECT:
+            raise DockerfileError(f"{where}: the instruction {name} needs a container builder")
+    if plan.cwd == "/":
+        plan.cwd = DEFAULT_FOLDER
+        plan.add_folder(plan.cwd)
+    return plan
+
+
+def writable_folder(path: str) -> str:
+    """Return the folder of a box, empty at first, that `path` is in. Raises `DockerfileError` for a shared one."""
+    parts = PurePosixPath(path).parts
+    if len(parts) < 2 or parts[0] != "/" or ".." in parts or parts[1] in _SHARED:
+        raise DockerfileError(f"it writes to {path}, which is this machine's in a box: it needs an image")
+    if parts[1] == "home":
+        return str(PurePosixPath(*parts[:3])) if len(parts) > 2 else HOME_FOLDER
+    return f"/{parts[1]}"
+
+
+def _split_instructions(text: str) -> Iterator[tuple[int, str, str]]:
+    """Yield the line number, the name and the rest of each instruction."""
+    pending, began = "", 0
+    for number, raw in enumerate(text.splitlines(), 1):
+        line = raw.rstrip()
+        if line.lstrip().startswith("#") or not (line.strip() or pending):
+            continue
+        began = began or number
+        if line.endswith("\\"):
+            pending += line[:-1] + " "
+            continue
+        match = _INSTRUCTION.match((pending + line).strip())
+        pending, first, began = "", began, 0
+        if match is None:
+            raise DockerfileError(f"environment/Dockerfile, line {first}: no instruction")
+        yield first, match[1].upper(), match[2].strip()
+
+
+def _expand_text(text: str, variables: dict[str, str]) -> str:
+    def value_of(match: re.Match[str]) -> str:
+        name = match[1] or match[3]
+        return variables.get(name, BOX_PATH if name == "PATH" else match[2] or "")
+
+    return _REFERENCE.sub(value_of, text)
+
+
+def _read_pairs(rest: str, variables: dict[str, str]) -> dict[str, str]:
+    """Return the variables of ENV or ARG: `A=1 B="x y"`, `A 1` in the old form, `A` for an argument without value."""
+    first = rest.split(None, 1)
+    if "=" not in first[0]:
+        return {first[0]: _expand_text(first[1], variables)} if len(first) > 1 else {}
+    pairs = (word.partition("=") for word in shlex.split(rest))
+    return {name: _expand_text(value, variables) for name, _, value in pairs}
+
+
+def _add_copies(plan: BuildPlan, context: Path, rest: str, where: str) -> None:
+    words = json.loads(rest) if rest.startswith("[") else shlex.split(rest)
+    flags = [word for word in words if word.startswith("--")]
+    *sources, target = [word for word in words if not word.startswith("--")]
+    mode = next((flag.removeprefix("--chmod=") for flag in flags if flag.startswith("--chmod=")), None)
+    if any(flag.startswith("--from") for flag in flags) or any("://" in source for source in sources):
+        raise DockerfileError(f"{where}: it copies from another image or from the network")
+    is_folder = target.endswith(("/", "/.")) or target == "." or len(sources) > 1
+    path = _join_path(plan.cwd, target)
+    plan.add_folder(path)
+    for pattern in sources:
+        found = sorted(context.glob(pattern.strip("/") or ".")) if pattern.strip("./") else [context]
+        if not found:
+            raise DockerfileError(f"{where}: environment/{pattern} does not exist")
+        for source in found:
+            if context.resolve() not in (source.resolve(), *source.resolve().parents):
+                raise DockerfileError(f"{where}: {pattern} is outside of environment/")
+            into = is_folder or path in (plan.cwd, *plan.folders)
+            at = path if source.is_dir() or not into else f"{path}/{source.name}"
+            plan.steps.append(CopyStep(source=source, target=at, mode=mode))
+
+
+def _join_path(cwd: str, path: str) -> str:
+    """Return an absolute path of the box, without `.` and `..`."""
+    parts: list[str] = []
+    for part in PurePosixPath(cwd, path).parts[1:]:
+        if part == "..":
+            parts = parts[:-1]
+        else:
+            parts.append(part)
+    return "/" + "/".join(parts)

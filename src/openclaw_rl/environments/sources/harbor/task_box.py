@@ -1,0 +1,204 @@
+"""A box with the files of a task, and the verification of what was done in it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from openclaw_rl.environments.reward_file import read_reward_file
+from openclaw_rl.environments.sources.harbor.dockerfile import (
+    BuildPlan,
+    CopyStep,
+    DockerfileError,
+    RunStep,
+    read_build_plan,
+)
+from openclaw_rl.environments.sources.harbor.task_folder import HarborFolder
+from openclaw_rl.environments.sources.harbor.task_settings import fill_variables, list_refusals
+from openclaw_rl.environments.types import PlayOutcome, void_outcome
+from openclaw_rl.errors import ConfigError
+from openclaw_rl.sandbox.box import HOME_FOLDER, Box, BoxRoot, CommandResult
+from openclaw_rl.sandbox.box_commands import BOX_PATH
+from openclaw_rl.sandbox.box_kinds import make_box
+from openclaw_rl.sandbox.fresh_verification import PLANTED_NAMES, Verification, verify_in_fresh_box
+from openclaw_rl.settings.schema_sandbox import SandboxConfig
+
+_TESTS, _SOLUTION, _LOGS, _RESULTS = "/tests", "/solution", "/logs", "/logs/verifier"
+_OWN_FOLDERS = (_TESTS, _SOLUTION, _LOGS)
+_REWARD_NUMBER, _REWARD_TABLE = "reward.txt", "reward.json"
+_LEAST_VERIFIER_SECONDS = 60.0  # after an agent that used up the whole time
+_KEPT_WORDS = 300  # characters of a program's output in a reason
+
+
+class UnfitTask(Exception):
+    """A task that cannot be played in a box of this machine. The message says why, in words."""
+
+
+@dataclass(slots=True, kw_only=True)
+class TaskBox:
+    """A task with the boxes that it is played and verified in. Make one for each attempt.
+
+    `granted`: variables that the task may ask for. Raises `UnfitTask` when it is made, if no box can have the task.
+    """
+
+    folder: HarborFolder
+    sandbox: SandboxConfig
+    granted: Mapping[str, str] = field(default_factory=dict)
+    plan: BuildPlan = field(init=False)
+    box: Box = field(init=False)
+
+    def __post_init__(self) -> None:
+        settings = self.folder.settings
+        reasons = list_refusals(settings, self.folder.path)
+        if not (self.folder.path / "tests" / "test.sh").is_file():
+            reasons.append("it has no tests/test.sh")
+        if reasons:
+            raise UnfitTask("; ".join(reasons))
+        try:
+            self.plan = read_build_plan(self.folder.path / "environment")
+            self.plan.cwd = settings.environment.workdir or self.plan.cwd
+            self.plan.add_folder(self.plan.cwd)
+            self.plan.variables |= fill_variables(settings.environment.env, self.granted)
+            fill_variables(settings.verifier.env | settings.solution.env, self.granted)
+        except (DockerfileError, ConfigError, ValueError) as error:
+            raise UnfitTask(str(error)) from None
+        self.box = self._new_box()
+
+    async def open_box(self) -> None:
+        """Open the box and build the task in it. Raises `SandboxError`; `UnfitTask` if a step of the build fails."""
+        await self.box.open()
+        for step in self.plan.steps:
+            await self._take_step(step)
+        await self._run_checked(f"mkdir -p {shlex.quote(self.plan.cwd)}", "/", "the working folder")
+
+    async def run_command(self, command: str, time_limit: float) -> CommandResult:
+        """Run a command in the working folder of the task, with its variables. Raises `SandboxError`, `ValueError`."""
+        return await self.box.run(command, cwd=self.plan.cwd, env=self.plan.variables, time_limit=time_limit)
+
+    async def solve_task(self) -> None:
+        """Run the reference solution. Raises `UnfitTask` if it is missing or fails."""
+        solution, settings = self.folder.path / "solution", self.folder.settings
+        if not (solution / "solve.sh").is_file():
+            raise UnfitTask("it has no solution/solve.sh: nobody knows whether it can be solved here")
+        await self.box.put(solution, _SOLUTION)
+        variables = self.plan.variables | fill_variables(settings.solution.env, self.granted)
+        result = await self.box.run(
+            f"chmod +x {_SOLUTION}/solve.sh; {_SOLUTION}/solve.sh",
+            cwd=self.plan.cwd,
+            env=variables,
+            time_limit=settings.agent.timeout_sec or self.sandbox.lifetime,
+        )
+        if result.exit_code:
+            raise UnfitTask(f"its solution failed: {describe_failure(result)}")
+
+    async def verify_task(self, results: Path, seconds: float | None = None) -> PlayOutcome:
+        """Verify in a fresh box what was done, and close the boxes. `results`: a new folder for the verifier's files.
+
+        `seconds`: what is left of the episode's time. Raises `SandboxError` if nothing is known of the work.
+        """
+        own = self.folder.settings.verifier.timeout_sec
+        limit = own if seconds is None else min(own, max(seconds, _LEAST_VERIFIER_SECONDS))
+        variables = dict(self.plan.variables)
+        if "PATH" in variables:  # programs of the box come before those that the policy may have left
+            variables["PATH"] = f"{BOX_PATH}:{variables['PATH']}"
+        plan = Verification(
+            command=f"mkdir -p {_RESULTS}; chmod +x {_TESTS}/test.sh; {_TESTS}/test.sh",
+            cwd=self.plan.cwd,
+            carried=tuple(folder for folder in self.plan.folders if folder not in _OWN_FOLDERS),
+            tests={**self._planted_originals(), _TESTS: self.folder.path / "tests"},
+            results=_RESULTS,
+            env=variables | fill_variables(self.folder.settings.verifier.env, self.granted),
+            time_limit=limit,
+        )
+        result = await verify_in_fresh_box(self.box, self._new_box(), plan, results)
+        if result.timed_out and limit < own:
+            return void_outcome(f"the time of the episode left {limit:g} s to the verifier: raise --limit-seconds")
+        if result.timed_out:
+            return PlayOutcome(status="done", reward=0.0, reason=f"the verifier did not end within {limit:g} s")
+        return await asyncio.to_thread(read_rewards, results, result)
+
+    async def close_box(self) -> None:
+        """Close the box. May be called again."""
+        await self.box.close()
+
+    def _new_box(self) -> Box:
+        asked = self.folder.settings.environment
+        memory = min(self.sandbox.memory, asked.memory_mebibytes or self.sandbox.memory)
+        disk = min(self.sandbox.disk, asked.storage_mebibytes or self.sandbox.disk)
+        folders = [folder for folder in self.plan.folders if folder not in ("/tmp", HOME_FOLDER)]
+        root = BoxRoot(writable=tuple(dict.fromkeys((*folders, *_OWN_FOLDERS))))
+        return make_box(self.sandbox.model_copy(update={"memory": memory, "disk": disk}), root)
+
+    async def _take_step(self, step: CopyStep | RunStep) -> None:
+        if isinstance(step, RunStep):
+            words = f"environment/Dockerfile, line {step.line}"
+            await self._run_checked(f"mkdir -p {shlex.quote(step.cwd)}", "/", words)
+            await self._run_checked(step.command, step.cwd, words)
+            return
+        await self.box.put(step.source, step.target)
+        if step.mode is not None:
+            change = f"chmod -R {shlex.quote(step.mode)} {shlex.quote(step.target)}"
+            await self._run_checked(change, "/", "environment/Dockerfile")
+
+    async def _run_checked(self, command: str, cwd: str, words: str) -> None:
+        seconds = self.folder.settings.environment.build_timeout_sec
+        result = await self.box.run(command, cwd=cwd, env=self.plan.variables, time_limit=seconds)
+        if result.exit_code:
+            raise UnfitTask(
+                f"{words} failed in a box, which has the programs of this machine, no network and no other root: "
+                f"{describe_failure(result)}"
+            )
+
+    def _planted_originals(self) -> dict[str, Path]:
+        """Return the task's own files among the names that are not carried over: path in the box -> file."""
+        found: dict[str, Path] = {}
+        for step in self.plan.steps:
+            if isinstance(step, CopyStep) and step.source.is_dir():
+                for pattern in PLANTED_NAMES:
+                    for path in step.source.rglob(pattern):
+                        if path.is_file() and not path.is_symlink():
+                            found[f"{step.target.rstrip('/')}/{path.relative_to(step.source).as_posix()}"] = path
+        return found
+
+
+def read_rewards(results: Path, result: CommandResult) -> PlayOutcome:
+    """Return the outcome that the verifier wrote: `reward.json`, else `reward.txt`.
+
+    Of several numbers in `reward.json`, `reward` counts, else their mean. No number is a failure of the environment.
+    """
+    said = describe_failure(result)
+    for name in (_REWARD_TABLE, _REWARD_NUMBER):
+        try:
+            raw = read_reward_file(results / name).decode("utf-8", "replace")
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            return void_outcome(f"the verifier's {name} cannot be read: {error}")
+        try:
+            parts = _parse_parts(json.loads(raw) if name == _REWARD_TABLE else float(raw))
+        except (ValueError, RecursionError) as error:
+            return void_outcome(f"the verifier's {name} has no finite numbers: {error}")
+        reward = parts["reward"] if "reward" in parts else sum(parts.values()) / len(parts)
+        return PlayOutcome(status="done", reward=reward, parts={} if set(parts) == {"reward"} else parts, reason=said)
+    return void_outcome(f"the verifier wrote no reward ({said})")
+
+
+def describe_failure(result: CommandResult) -> str:
+    """Return the exit status of a command and its last words, in one line."""
+    lines = (result.stderr or result.stdout).decode("utf-8", "replace").strip().splitlines()
+    ending = "did not end in time" if result.timed_out else f"exit status {result.exit_code}"
+    return f"{ending}: {' | '.join(lines[-2:])[-_KEPT_WORDS:]}" if lines else ending
+
+
+def _parse_parts(found: Any) -> dict[str, float]:
+    table = found if isinstance(found, dict) else {"reward": found}
+    parts = {str(name): float(value) for name, value in table.items() if isinstance(value, int | float)}
+    if not parts or len(parts) != len(table) or not all(math.isfinite(value) for value in parts.values()):
+        raise ValueError(f"got {str(found)[:100]}")
+    return parts

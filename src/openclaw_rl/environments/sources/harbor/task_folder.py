@@ -1,0 +1,105 @@
+"""Finds the task folders below a folder, and makes tasks of them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+from openclaw_rl.environments.sources.harbor.task_settings import HarborSettings, read_settings
+from openclaw_rl.environments.task_file import split_by_digest
+from openclaw_rl.environments.types import EnvironmentTask, TaskSplit
+from openclaw_rl.errors import ConfigError
+
+SETTINGS_FILE = "task.toml"
+_NOT_CONTENT = frozenset({"__pycache__", ".git", ".DS_Store"})
+_MAX_NAME = 200  # characters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HarborFolder:
+    """A task folder: `task.toml`, `instruction.md`, `environment/`, `tests/` and, mostly, `solution/`."""
+
+    path: Path
+    settings: HarborSettings
+
+    @property
+    def instruction(self) -> str:
+        """Text that the policy gets."""
+        return (self.path / "instruction.md").read_text(encoding="utf-8").strip()
+
+
+def load_folder(path: Path) -> HarborFolder:
+    """Return a task folder. Raises `ConfigError` if it cannot be read."""
+    folder = HarborFolder(path=path, settings=read_settings(path / SETTINGS_FILE))
+    try:
+        empty = not folder.instruction and not folder.settings.steps
+    except (OSError, UnicodeDecodeError) as error:
+        if not folder.settings.steps:
+            raise ConfigError(f"{path / 'instruction.md'}: cannot be read ({error})") from None
+        empty = False
+    if empty:
+        raise ConfigError(f"{path / 'instruction.md'}: is empty. Expected what the policy is asked to do")
+    return folder
+
+
+def load_tasks_below(top: Path, held_out_share: float = 0.0) -> list[EnvironmentTask]:
+    """Return the tasks of `top`, which is a task folder or has some below it, sorted by their paths.
+
+    `data` has the `folder`. `held_out_share`: share of the tasks without `split` in `[metadata]` that are held out.
+    Raises `ConfigError`.
+    """
+    tasks: list[EnvironmentTask] = []
+    seen: dict[str, str] = {}
+    for path in _find_folders(top):
+        name = path.name if path == top else path.relative_to(top).as_posix()
+        if len(name) > _MAX_NAME or not name.isprintable():
+            raise ConfigError(f"{path}: expected a path of at most {_MAX_NAME} printable characters")
+        folder, digest = load_folder(path), digest_folder(path)
+        split = folder.settings.metadata.get("split", split_by_digest(digest, held_out_share))
+        if split not in get_args(TaskSplit):
+            raise ConfigError(f"{path / SETTINGS_FILE}: metadata.split: expected train or held_out, got {split!r}")
+        if digest in seen:
+            raise ConfigError(f"{path}: has the same content as {seen[digest]}. Remove one of them")
+        seen[digest] = name
+        tasks.append(EnvironmentTask(id=name, digest=digest, split=split, data={"folder": str(path)}))
+    if not tasks:
+        raise ConfigError(f"{top}: no tasks. Expected a folder with {SETTINGS_FILE}, or folders that have one")
+    return tasks
+
+
+def digest_folder(folder: Path) -> str:
+    """Return the SHA-256 of all files of a task: their paths, contents and execute bits, and where links lead."""
+    digest = hashlib.sha256()
+    for path in sorted(_list_files(folder), key=lambda one: one.relative_to(folder).as_posix()):
+        mode = path.lstat().st_mode
+        is_link = stat.S_ISLNK(mode)
+        kind = "link" if is_link else "program" if mode & stat.S_IXUSR else "file"
+        content = os.fsencode(path.readlink()) if is_link else path.read_bytes()
+        name = path.relative_to(folder).as_posix()
+        digest.update(f"{len(os.fsencode(name))} {kind} {len(content)}\n".encode() + os.fsencode(name) + content)
+    return digest.hexdigest()
+
+
+def _find_folders(top: Path) -> Iterator[Path]:
+    if not top.is_dir():
+        raise ConfigError(f"{top}: no such folder. Expected one with task folders")
+    if (top / SETTINGS_FILE).is_file():
+        yield top
+        return
+    for parent, folders, files in os.walk(top):
+        folders.sort()
+        if SETTINGS_FILE in files:
+            folders.clear()
+            yield Path(parent)
+
+
+def _list_files(folder: Path) -> Iterator[Path]:
+    for parent, folders, files in os.walk(folder):
+        links = [name for name in folders if Path(parent, name).is_symlink()]
+        folders[:] = [name for name in folders if name not in _NOT_CONTENT and name not in links]
+        yield from (Path(parent, name) for name in (*files, *links) if name not in _NOT_CONTENT)

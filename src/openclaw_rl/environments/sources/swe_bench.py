@@ -1,0 +1,212 @@
+"""Makes task folders of SWE-bench instances: JSON lines, and checkouts of their repositories beside the file."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from openclaw_rl.common.assets import ASSETS
+from openclaw_rl.errors import ConfigError
+
+CHECKOUTS = "repos"
+_FIELDS = ("instance_id", "repo", "base_commit", "patch", "test_patch", "problem_statement")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_COMMIT = re.compile(r"[0-9a-fA-F]{7,40}|[A-Za-z0-9][A-Za-z0-9._-]*")
+_STAMP = ".instance"
+_METHOD = re.compile(r"(\w+) \(([\w.]+)\)")
+_TEST_FOLDERS = frozenset({"test", "tests"})
+_SETTINGS = """version = "1.0"
+
+[metadata]
+category = "software-engineering"
+{unfit}
+[verifier]
+timeout_sec = 1800.0
+
+[agent]
+timeout_sec = 1800.0
+
+[environment]
+allow_internet = false
+"""
+_DOCKERFILE = "FROM debian:12-slim\nWORKDIR /app\nCOPY files/ /app/\n"
+_TEST = "#!/bin/sh\nexec python3 -I /tests/run_tests.py /app\n"
+_SOLUTION = """#!/bin/sh
+set -e
+while IFS= read -r file; do rm -f "/app/$file"; done </solution/removed.txt
+cp -R /solution/files/. /app/
+"""
+
+
+class InstanceUnfit(Exception):
+    """An instance that cannot be played in a box. The message says why, in words."""
+
+
+def make_task_folders(file: Path) -> Path:
+    """Write a task folder for each instance of a file, and return the folder of them, beside the file.
+
+    `repos/OWNER__NAME` beside the file is a git repository with the commits of the instances of OWNER/NAME. A folder
+    whose instance did not change stays. Raises `ConfigError` for a file that cannot be read or a folder that cannot be
+    written. An instance that no box can play becomes a task that is unfit, with the reason.
+    """
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+        top = file.with_name(f"{file.stem}-tasks")
+        top.mkdir(exist_ok=True)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: {error}. Expected a file of SWE-bench, with a writable folder around it") from None
+    names = set()
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            instance = _read_instance(line, f"{file}:{number}")
+            names.add(instance["instance_id"])
+            _make_folder(instance, top / instance["instance_id"], file.parent / CHECKOUTS)
+    for folder in top.iterdir():
+        if folder.name not in names and (folder / _STAMP).exists():
+            shutil.rmtree(folder)
+    return top
+
+
+def _read_instance(line: str, where: str) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{where}: is not valid JSON ({error}). Expected one instance per line") from None
+    missing = [name for name in _FIELDS if not isinstance(found, dict) or not isinstance(found.get(name), str)]
+    if missing:
+        raise ConfigError(f"{where}: no text in {', '.join(missing)}. Expected an instance of SWE-bench")
+    for kind in ("FAIL_TO_PASS", "PASS_TO_PASS"):
+        names = found.get(kind, [])
+        names = json.loads(names) if isinstance(names, str) else names
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise ConfigError(f"{where}: {kind}: expected a list of tests, got {str(names)[:100]}")
+        found[kind] = names
+    if not _NAME.fullmatch(found["instance_id"]) or not _COMMIT.fullmatch(found["base_commit"]):
+        raise ConfigError(f"{where}: expected a name in instance_id and a commit in base_commit")
+    return dict(found)
+
+
+def _make_folder(instance: Mapping[str, Any], folder: Path, checkouts: Path) -> None:
+    repository = checkouts / instance["repo"].replace("/", "__")
+    has_checkout = "with" if repository.is_dir() else "without"
+    verifier = (ASSETS / "environments" / "run_tests.py").read_bytes()
+    stamp = hashlib.sha256(json.dumps(instance, sort_keys=True).encode() + verifier + has_checkout.encode()).hexdigest()
+    if (folder / _STAMP).is_file() and (folder / _STAMP).read_text() == stamp:
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    unfit = ""
+    try:
+        _fill_folder(instance, folder, repository)
+    except InstanceUnfit as error:
+        unfit = f"unfit = {json.dumps(str(error))}\n"
+    _write_text(folder / "instruction.md", f"The repository is in `/app`.\n\n{instance['problem_statement']}\n")
+    _write_text(folder / "task.toml", _SETTINGS.format(unfit=unfit))
+    _write_text(folder / _STAMP, stamp)
+
+
+def _fill_folder(instance: Mapping[str, Any], folder: Path, repository: Path) -> None:
+    tests = {kind: [_test_name(name) for name in instance[kind]] for kind in ("FAIL_TO_PASS", "PASS_TO_PASS")}
+    if not repository.is_dir():
+        raise InstanceUnfit(f"no checkout of {instance['repo']}: clone it to {CHECKOUTS}/{repository.name}")
+    files = folder / "environment" / "files"
+    _unpack_commit(repository, instance["base_commit"], files)
+    solved, tested = folder / "solved", folder / "tested"
+    for patched, name in ((solved, "patch"), (tested, "test_patch")):
+        shutil.copytree(files, patched, symlinks=True)
+        _apply_patch(patched, instance[name], name)
+    before, after = _list_texts(files), _list_texts(solved)
+    _copy_files(solved, folder / "solution" / "files", [p for p, text in after.items() if before.get(p) != text])
+    _write_text(folder / "solution" / "removed.txt", "".join(f"{path}\n" for path in before.keys() - after.keys()))
+    named = {module for names in tests.values() for module in names}
+    _copy_files(tested, folder / "tests" / "suite", _test_files(before, _list_texts(tested), named))
+    for patched in (solved, tested):
+        shutil.rmtree(patched)
+    _write_text(folder / "environment" / "Dockerfile", _DOCKERFILE)
+    _write_text(folder / "tests" / "tests.json", json.dumps({**tests, "overlay": True}, indent=2) + "\n")
+    shutil.copyfile(ASSETS / "environments" / "run_tests.py", folder / "tests" / "run_tests.py")
+    _write_text(folder / "tests" / "test.sh", _TEST, mode=0o755)
+    _write_text(folder / "solution" / "solve.sh", _SOLUTION, mode=0o755)
+
+
+def _test_name(name: str) -> str:
+    """Return the name of a test for unittest: of `a/test_b.py::C::test_d`, `test_d (a.test_b.C)` or its own form."""
+    if match := _METHOD.fullmatch(name):
+        module = match[2]
+        return module if module.endswith(f".{match[1]}") else f"{module}.{match[1]}"
+    path, *rest = name.split("::")
+    if rest:
+        if len(rest) != 2 or "[" in name:
+            raise InstanceUnfit(f"its test {name} needs pytest and its environment: it needs an image")
+        return ".".join((path.removesuffix(".py").replace("/", "."), *rest))
+    if not re.fullmatch(r"\w+(\.\w+)+", name):
+        raise InstanceUnfit(f"its test {name!r} needs a program of its own to run: it needs an image")
+    return name
+
+
+def _unpack_commit(repository: Path, commit: str, to: Path) -> None:
+    found = subprocess.run(
+        ["git", "-C", str(repository), "archive", "--format=tar", commit], capture_output=True, check=False
+    )
+    if found.returncode:
+        words = found.stderr.decode("utf-8", "replace").strip()
+        raise InstanceUnfit(f"{CHECKOUTS}/{repository.name} does not have the commit {commit}: {words}")
+    to.mkdir(parents=True)
+    with tarfile.open(fileobj=io.BytesIO(found.stdout)) as archive:
+        archive.extractall(to, filter="data")
+
+
+def _apply_patch(folder: Path, patch: str, name: str) -> None:
+    """Apply a patch to a folder that is in no repository."""
+    if not patch.strip():
+        return
+    done = subprocess.run(
+        ["git", "apply", "--whitespace=nowarn", "-"],
+        input=patch.encode(),
+        cwd=folder,
+        env={"PATH": "/usr/local/bin:/usr/bin:/bin", "GIT_CEILING_DIRECTORIES": str(folder.parent), "LC_ALL": "C"},
+        capture_output=True,
+        check=False,
+    )
+    if done.returncode:
+        words = done.stderr.decode("utf-8", "replace").strip()
+        raise InstanceUnfit(f"its {name} does not fit to its commit: {words}")
+
+
+def _list_texts(folder: Path) -> dict[str, bytes]:
+    """Return the content of every plain file below a folder, by its path there."""
+    paths = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+
+
+def _test_files(before: Mapping[str, bytes], tested: Mapping[str, bytes], named: Iterable[str]) -> list[str]:
+    """Return the files that the verifier puts in their place: those of the test patch, and all that are tests."""
+    modules = {module for name in named for module in (name.rsplit(".", 1)[0], name.rsplit(".", 2)[0])}
+    return [
+        path
+        for path, text in tested.items()
+        if before.get(path) != text
+        or _TEST_FOLDERS & set(PurePosixPath(path).parts[:-1])
+        or path.removesuffix(".py").replace("/", ".") in modules
+    ]
+
+
+def _copy_files(source: Path, to: Path, paths: Iterable[str]) -> None:
+    to.mkdir(parents=True)
+    for path in paths:
+        (to / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(source / path, to / path)
+
+
+def _write_text(file: Path, text: str, mode: int = 0o644) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")
+    file.chmod(mode)

@@ -1,0 +1,118 @@
+"""Compares the calls of an episode with those that are expected. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+_LOOSE = str.maketrans("", "", " ,./-_*^")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallMade:
+    """A call of a reply. `arguments`: None if they were no JSON object. `result`: what the model got."""
+
+    tool: str
+    arguments: Mapping[str, Any] | None
+    result: str = ""
+    is_error: bool = False
+
+
+class ExpectedCall(BaseModel):
+    """A call that is expected. `alternatives`: parameter -> values that are right; "" among them: may be left out.
+
+    `arguments`: the same with one value each.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    tool: str
+    arguments: Mapping[str, Any] = {}
+    alternatives: Mapping[str, tuple[Any, ...]] = {}
+
+
+def match_calls(
+    calls: Sequence[CallMade], expected: Sequence[ExpectedCall], *, ordered: bool, extra: bool, loose_text: bool
+) -> bool:
+    """Return whether each expected call was made, by a call of its own. `extra`: further calls are allowed."""
+    if len(calls) < len(expected) or (len(calls) > len(expected) and not extra):
+        return False
+    fits = [[is_match(call, one, loose_text=loose_text) for call in calls] for one in expected]
+    return _match_in_order(fits, len(calls)) if ordered else _assign_all(fits, len(calls))
+
+
+def is_match(call: CallMade, expected: ExpectedCall, *, loose_text: bool = False) -> bool:
+    """Return whether a call is the expected one."""
+    if call.tool != expected.tool or call.arguments is None:
+        return False
+    right = {name: (value,) for name, value in expected.arguments.items()} | dict(expected.alternatives)
+    for name, values in right.items():
+        if name not in call.arguments:
+            if not any(value == "" for value in values):
+                return False
+        elif not any(_is_equal(call.arguments[name], value, loose_text) for value in values):
+            return False
+    return call.arguments.keys() <= right.keys()
+
+
+def _is_equal(found: Any, value: Any, loose_text: bool) -> bool:
+    if isinstance(found, str) and isinstance(value, str):
+        return _plain_text(found) == _plain_text(value) if loose_text else found == value
+    if isinstance(found, bool) or isinstance(value, bool):
+        return found is value
+    if isinstance(found, int | float) and isinstance(value, int | float):
+        return math.isclose(found, value, rel_tol=1e-9)
+    if isinstance(found, dict) and isinstance(value, Mapping):
+        return _is_equal_object(found, value, loose_text)
+    if isinstance(found, list) and isinstance(value, list | tuple):
+        return len(found) == len(value) and all(_is_equal(a, b, loose_text) for a, b in zip(found, value, strict=True))
+    return type(found) is type(value) and bool(found == value)
+
+
+def _is_equal_object(found: Mapping[str, Any], value: Mapping[str, Any], loose_text: bool) -> bool:
+    """Compare objects. With loose text, each value of the expected object is a list of alternatives, as in BFCL."""
+    if not loose_text:
+        return found.keys() == value.keys() and all(_is_equal(found[name], value[name], False) for name in found)
+    for name, alternatives in value.items():
+        choices = alternatives if isinstance(alternatives, list | tuple) else [alternatives]
+        if name not in found:
+            if "" not in choices:
+                return False
+        elif not any(_is_equal(found[name], choice, True) for choice in choices):
+            return False
+    return found.keys() <= value.keys()
+
+
+def _plain_text(text: str) -> str:
+    return text.translate(_LOOSE).lower().replace("'", '"')
+
+
+def _match_in_order(fits: Sequence[Sequence[bool]], count: int) -> bool:
+    at = 0
+    for row in fits:
+        while at < count and not row[at]:
+            at += 1
+        if at == count:
+            return False
+        at += 1
+    return True
+
+
+def _assign_all(fits: Sequence[Sequence[bool]], count: int) -> bool:
+    """Return whether every row gets a column of its own (augmenting paths)."""
+    owner: list[int | None] = [None] * count
+
+    def find_column(row: int, seen: set[int]) -> bool:
+        for column in range(count):
+            if fits[row][column] and column not in seen:
+                seen.add(column)
+                holder = owner[column]
+                if holder is None or find_column(holder, seen):
+                    owner[column] = row
+                    return True
+        return False
+
+    return all(find_column(row, set()) for row in range(len(fits)))

@@ -1,0 +1,125 @@
+"""Checks that need a box: a file or a database that the tools left, and checkers in Python.
+
+The work folder goes from the box of the tools to a fresh one unread; there, no process of the episode is alive.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from openclaw_rl.environments.sources.tools.answer_checks import (
+    DatabaseCheck,
+    FileCheck,
+    PythonCheck,
+    StateCheck,
+    equal_json,
+)
+from openclaw_rl.environments.sources.tools.call_matching import CallMade
+from openclaw_rl.environments.sources.tools.tool_box import ToolBroken, read_words, write_files
+from openclaw_rl.sandbox.box import WORK_FOLDER, Box, BoxRoot, CommandResult
+from openclaw_rl.sandbox.box_kinds import make_box
+from openclaw_rl.settings.schema_sandbox import SandboxConfig
+
+_FOLDER = "/tmp/check"
+_QUERY_SECONDS = 30.0
+_MAX_FILE = 1 << 20  # bytes; more is more output than a box returns whole
+_QUERY = """
+import json, sqlite3, sys, urllib.parse
+path, query = json.load(open(sys.argv[1]))
+database = sqlite3.connect("file:" + urllib.parse.quote(path) + "?mode=ro", uri=True)
+print(json.dumps([list(row) for row in database.execute(query)]))
+"""
+_CHECKER = """
+import json, sys
+given = json.load(open(sys.argv[1]))
+space = {"__name__": "checker"}
+exec(compile(given["code"], "checker.py", "exec"), space)
+found = space["check"](given["answer"], given["calls"], given["files"])
+print("\\n" + given["mark"] + json.dumps(float(found)))
+"""
+
+
+class StateVerifier:
+    """Checks of one episode. `archive`: file to copy the work folder through; `used`: box of the tools, if any."""
+
+    def __init__(self, sandbox: SandboxConfig, used: Box | None, archive: Path) -> None:
+        self._sandbox, self._used, self._archive = sandbox, used, archive
+        self._fresh: Box | None = None
+
+    async def score_state(self, check: StateCheck, answer: str, calls: Sequence[CallMade]) -> float:
+        """Return 0 to 1. Raises `ToolBroken` if the check itself failed, and `SandboxError`."""
+        fresh = await self._open_fresh()
+        if isinstance(check, FileCheck):
+            return await _score_file(fresh, check)
+        if isinstance(check, DatabaseCheck):
+            return await _score_query(fresh, check)
+        return await _score_python(fresh, check, answer, calls)
+
+    async def close(self) -> None:
+        if self._fresh is not None:
+            await self._fresh.close()
+
+    async def _open_fresh(self) -> Box:
+        if self._fresh is None:
+            if self._used is not None:
+                await self._used.save_archive((WORK_FOLDER,), self._archive)
+                await self._used.close()
+            self._fresh = make_box(self._sandbox, BoxRoot())
+            await self._fresh.open()
+            if self._used is not None:
+                await self._fresh.load_archive((WORK_FOLDER,), self._archive)
+        return self._fresh
+
+
+async def _score_file(box: Box, check: FileCheck) -> float:
+    path = shlex.quote(check.path)
+    result = await box.run(
+        f"[ -f {path} ] && [ ! -L {path} ] && head -c {_MAX_FILE + 1} {path}", time_limit=_QUERY_SECONDS
+    )
+    try:
+        found = json.loads(result.stdout)
+    except (ValueError, RecursionError):
+        return 0.0
+    return float(equal_json(_without(found, check.ignore), _without(check.value, check.ignore)))
+
+
+def _without(value: Any, fields: Sequence[str]) -> Any:
+    return {name: one for name, one in value.items() if name not in fields} if isinstance(value, dict) else value
+
+
+async def _score_query(box: Box, check: DatabaseCheck) -> float:
+    result = await _run_python(box, _QUERY, [check.path, check.query], _QUERY_SECONDS)
+    try:
+        found = [list(row) for row in json.loads(result.stdout)]
+    except (ValueError, TypeError, RecursionError):
+        return 0.0  # no such file, no database, no such table
+    expected = [list(row) for row in check.rows]
+    if not check.ordered:
+        found, expected = sorted(found, key=json.dumps), sorted(expected, key=json.dumps)
+    return float(equal_json(found, expected))
+
+
+async def _score_python(box: Box, check: PythonCheck, answer: str, calls: Sequence[CallMade]) -> float:
+    mark = secrets.token_hex(16)  # the checker may print
+    listed = [{"tool": c.tool, "arguments": c.arguments, "result": c.result, "error": c.is_error} for c in calls]
+    given = {"code": check.code, "answer": answer, "calls": listed, "files": WORK_FOLDER, "mark": mark}
+    result = await _run_python(box, _CHECKER, given, check.seconds)
+    lines = [line for line in result.stdout.decode("utf-8", "replace").splitlines() if line.startswith(mark)]
+    if result.exit_code or not lines:
+        reason = f"not within {check.seconds:g} s" if result.timed_out else read_words(result)
+        raise ToolBroken(f"the checker failed: {reason}")
+    score = float(json.loads(lines[-1].removeprefix(mark)))
+    if not 0.0 <= score <= 1.0:
+        raise ToolBroken(f"the checker returned {score:g}: expected a bool or a number from 0 to 1")
+    return score
+
+
+async def _run_python(box: Box, program: str, given: Any, seconds: float) -> CommandResult:
+    files = write_files({"program.py": program, "given.json": json.dumps(given)}, _FOLDER)
+    command = f"{files}\npython3 -I {_FOLDER}/program.py {_FOLDER}/given.json"
+    return await box.run(command, time_limit=seconds)

@@ -1,0 +1,149 @@
+"""Tools in Python: a box with a process that answers calls, for as long as an episode."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from openclaw_rl.environments.foreign import tool_worker
+from openclaw_rl.errors import OpenClawError
+from openclaw_rl.sandbox.box import WORK_FOLDER, Box, BoxRoot, CommandResult
+from openclaw_rl.sandbox.box_kinds import make_box
+from openclaw_rl.settings.schema_sandbox import SandboxConfig
+
+_FOLDER = "/tmp/tools"
+_HARD_SECONDS = 3.0  # after the limit of a call, until its process counts as hanging
+_START_SECONDS = 60.0
+_NO_PYTHON = 127
+_ENDED = "ended"
+
+
+class ToolBroken(OpenClawError):
+    """Raised if a tool failed for a reason that is not the model's. The episode is void."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoxTools:
+    """Code of a box. `modules`: in order. `functions`: tool -> number of its module, its function's name."""
+
+    modules: Sequence[str] = ()
+    functions: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    has_interpreter: bool = False
+
+    def as_json(self) -> str:
+        tools = {name: list(place) for name, place in self.functions.items()}
+        return json.dumps({"modules": list(self.modules), "tools": tools, "interpreter": self.has_interpreter})
+
+
+class ToolBox:
+    """One box with one process, opened by its first call or `open_early`. `files`: of the work folder at the start."""
+
+    def __init__(self, sandbox: SandboxConfig, tools: BoxTools, files: Mapping[str, str]) -> None:
+        self._sandbox, self._tools, self._files = sandbox, tools, files
+        self._box: Box | None = None
+        self._opening: asyncio.Task[Box] | None = None
+
+    def open_early(self) -> None:
+        """Begin to open the box, so that its first call need not wait. A failure is raised by that call."""
+        if self._opening is None:
+            self._opening = asyncio.create_task(self._open())
+
+    async def open_box(self) -> Box:
+        """Return the box, opened. Raises `SandboxError`, and `ToolBroken` if the box has no Python."""
+        self.open_early()
+        assert self._opening is not None
+        return await asyncio.shield(self._opening)
+
+    async def _open(self) -> Box:
+        if self._box is None:
+            box = make_box(self._sandbox, BoxRoot())
+            self._box = box
+            await box.open()
+            made = await box.run(_start_script(self._tools, self._files), time_limit=_START_SECONDS)
+            if made.exit_code:
+                reason = "it has no python3" if made.exit_code == _NO_PYTHON else read_words(made)
+                raise ToolBroken(f"the box of the tools could not be prepared: {reason}")
+        return self._box
+
+    async def call_tool(
+        self, name: str, arguments: Mapping[str, Any], seconds: float, characters: int
+    ) -> tuple[str, bool]:
+        """Return the text of the result, and whether it is an error that the model is shown.
+
+        An interpreter that hangs or ends is the model's doing: it gets a new box. Raises `ToolBroken` for other tools.
+        """
+        box = await self.open_box()
+        request = {"tool": name, "arguments": dict(arguments), "seconds": seconds, "characters": characters}
+        command = f"printf '%s\\n' {shlex.quote(json.dumps(request))} >{_FOLDER}/in && cat {_FOLDER}/out"
+        result = await box.run(command, cwd="/", time_limit=seconds + _HARD_SECONDS)
+        answer = _parse_answer(result)
+        if "result" in answer or "error" in answer:
+            is_error = "error" in answer
+            return str(answer["error" if is_error else "result"])[: 2 * characters], is_error
+        reason = (
+            f"did not end within {seconds:g} s" if result.timed_out else str(answer.get("broken", "its process ended"))
+        )
+        if not self._tools.has_interpreter:
+            raise ToolBroken(f"tool {name}: {reason}")
+        await self.close()
+        return (
+            f"error: the code {reason}. The interpreter was started again: its variables and files are as at first",
+            True,
+        )
+
+    async def close(self) -> None:
+        """Close the box. The next call opens another."""
+        opening, self._opening = self._opening, None
+        if opening is not None:
+            opening.cancel()
+            await asyncio.wait((opening,))
+            if not opening.cancelled():
+                opening.exception()  # marked as seen: nobody waits for the box any more
+        box, self._box = self._box, None
+        if box is not None:
+            await box.close()
+
+
+def read_words(result: CommandResult) -> str:
+    """Return the end of what a command wrote to stderr, for a reason."""
+    return result.stderr.decode("utf-8", "replace").strip()[-300:] or f"exit status {result.exit_code}"
+
+
+def write_files(files: Mapping[str, str], folder: str = WORK_FOLDER) -> str:
+    """Return a shell script that writes texts below a folder of a box."""
+    lines = []
+    for name, text in files.items():
+        path = PurePosixPath(folder) / name
+        lines.append(f"[ -d {shlex.quote(str(path.parent))} ] || mkdir -p {shlex.quote(str(path.parent))} || exit 1")
+        # A builtin of the shell: it starts no process, and takes texts of any length.
+        lines.append(f"printf %s {shlex.quote(text)} >{shlex.quote(str(path))} || exit 1")
+    return "\n".join(lines)
+
+
+def _start_script(tools: BoxTools, files: Mapping[str, str]) -> str:
+    worker = Path(tool_worker.__file__).read_text(encoding="utf-8")
+    own = write_files({"worker.py": worker, "setup.json": tools.as_json()}, _FOLDER)
+    return "\n".join(
+        (
+            f"command -v python3 >/dev/null || exit {_NO_PYTHON}",
+            own,
+            write_files(files),
+            f"mkfifo {_FOLDER}/in {_FOLDER}/out && cd {WORK_FOLDER} || exit 1",
+            # In a session of its own, so that it outlives this command. If it ends, that is the answer of the call.
+            f"setsid sh -c 'python3 -I {_FOLDER}/worker.py {_FOLDER}; echo {_ENDED} >{_FOLDER}/out' "
+            "</dev/null >/dev/null 2>&1 &",
+        )
+    )
+
+
+def _parse_answer(result: CommandResult) -> dict[str, Any]:
+    try:
+        found = json.loads(result.stdout)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,126 @@
+"""Plays an episode with tools: asks for replies, answers their calls, and checks the result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from openclaw_rl.environments.agents.chat_agent import AgentCall, ChatAgent, ChatReply, EpisodeOver, tool_message
+from openclaw_rl.environments.sources.tools.call_matching import CallMade, ExpectedCall, is_match
+from openclaw_rl.environments.sources.tools.tool_config import TextCalls
+from openclaw_rl.environments.sources.tools.tool_session import ToolSession
+from openclaw_rl.environments.sources.tools.tool_task import ToolTask
+from openclaw_rl.environments.sources.tools.tool_text import explain_tools, find_text_calls
+from openclaw_rl.environments.types import PlayOutcome
+
+
+class CallFormat(Protocol):
+    """How calls are written in requests and replies."""
+
+    def begin_messages(self, task: ToolTask, definitions: Sequence[dict[str, Any]]) -> list[Mapping[str, Any]]: ...
+
+    def request_tools(self, definitions: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]: ...
+
+    def find_calls(self, reply: ChatReply) -> Sequence[AgentCall]: ...
+
+    def write_results(self, calls: Sequence[AgentCall], results: Sequence[CallMade]) -> list[Mapping[str, Any]]: ...
+
+
+class ChatFormat:
+    """Tool calls of the chat completions API."""
+
+    def begin_messages(self, task: ToolTask, definitions: Sequence[dict[str, Any]]) -> list[Mapping[str, Any]]:
+        return list(task.messages)
+
+    def request_tools(self, definitions: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+        return definitions
+
+    def find_calls(self, reply: ChatReply) -> Sequence[AgentCall]:
+        return reply.calls
+
+    def write_results(self, calls: Sequence[AgentCall], results: Sequence[CallMade]) -> list[Mapping[str, Any]]:
+        return [tool_message(call, made.result) for call, made in zip(calls, results, strict=True)]
+
+
+class TextFormat:
+    """Calls in the text of a reply, for models without a format of tool calls."""
+
+    def __init__(self, form: TextCalls) -> None:
+        self._form = form
+
+    def begin_messages(self, task: ToolTask, definitions: Sequence[dict[str, Any]]) -> list[Mapping[str, Any]]:
+        """Return the messages of the task. Their system message explains the tools."""
+        if not self._form.explain:
+            return list(task.messages)
+        words, messages = explain_tools(definitions), list(task.messages)
+        if messages[0]["role"] == "system":
+            return [{**messages[0], "content": f"{messages[0]['content']}\n\n{words}"}, *messages[1:]]
+        return [{"role": "system", "content": words}, *messages]
+
+    def request_tools(self, definitions: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+        return ()
+
+    def find_calls(self, reply: ChatReply) -> Sequence[AgentCall]:
+        return find_text_calls(reply.text, self._form)
+
+    def write_results(self, calls: Sequence[AgentCall], results: Sequence[CallMade]) -> list[Mapping[str, Any]]:
+        if self._form.explain:
+            words = [f"Result of {call.name}: {made.result}" for call, made in zip(calls, results, strict=True)]
+        else:
+            words = [made.result for made in results]
+        return [{"role": "user", "content": "\n".join(words)}]
+
+
+class ToolEpisode:
+    """One episode of a task."""
+
+    def __init__(self, task: ToolTask, session: ToolSession, agent: ChatAgent, form: CallFormat) -> None:
+        self._task, self._session, self._agent, self._form = task, session, agent, form
+        self._left = [ExpectedCall(tool=call.tool, arguments=call.arguments) for call in task.calls]
+        self._steps: list[dict[str, Any]] = []
+
+    async def play(self) -> PlayOutcome:
+        """Ask until a reply has no call, or no further reply is given, then check.
+
+        Raises `AgentReplyFailed`, `ToolBroken` and `SandboxError`: nothing is known of the policy then.
+        """
+        definitions = self._session.list_definitions()
+        messages = self._form.begin_messages(self._task, definitions)
+        answer, reason = "", None
+        try:
+            while True:
+                reply = await self._agent.ask_reply(messages, self._form.request_tools(definitions))
+                calls = self._form.find_calls(reply)
+                results = [await self._session.answer_call(call) for call in calls]
+                self._add_step(reply, results)
+                if not calls or self._task.only_calls:
+                    answer = reply.text
+                    break
+                messages = [*messages, reply.message, *self._form.write_results(calls, results)]
+        except EpisodeOver as over:
+            reason = f"no answer: {over}"
+        return score_outcome(await self._session.score_checks(answer), self._steps, reason)
+
+    def _add_step(self, reply: ChatReply, results: Sequence[CallMade]) -> None:
+        """Give the step reward to a reply all of whose calls are expected. Each expected call counts once."""
+        if self._task.step_reward is None:
+            return
+        matched = 0
+        for made in results:
+            for one in self._left:
+                if is_match(made, one):
+                    self._left.remove(one)
+                    matched += 1
+                    break
+        is_right = bool(results) and matched == len(results)
+        self._steps.append({"turn": reply.turn, "reward": self._task.step_reward if is_right else 0.0})
+
+
+def score_outcome(
+    scores: Mapping[str, float], steps: Sequence[Mapping[str, Any]] = (), reason: str | None = None
+) -> PlayOutcome:
+    """Return the outcome: the reward is the product of the checks, which are its parts."""
+    reward = 1.0
+    for score in scores.values():
+        reward *= score
+    return PlayOutcome(status="done", reward=reward, parts=dict(scores), steps=list(steps), reason=reason)

@@ -1,0 +1,1 @@
+"""Episodes in the gateway: tickets, limits and HTTP handlers (docs/concepts/episodes.md)."""

@@ -1,0 +1,126 @@
+"""The running episodes, in memory: whether a ticket is still valid, and how many replies it has had."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from openclaw_rl.errors import RequestError
+from openclaw_rl.serve.chat_request import MIN_TEMPERATURE, ChatRequest
+from openclaw_rl.store.episodes.episodes import EXPIRED
+from openclaw_rl.store.episodes.groups import HELD_OUT
+from openclaw_rl.store.episodes.records import Episode
+from openclaw_rl.types import Convention, Sampling
+
+_MIN_PRUNED = 1024
+_FREE = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "min_tokens": 0}
+"""Sampling fields that make a turn untrainable, and their values that do not."""
+
+
+@dataclass(slots=True)
+class _OpenEpisode:
+    episode: Episode
+    replies: int  # that have not failed
+
+
+class OpenEpisodes:
+    """The episodes without an outcome, loaded from the store at the start and kept up to date by the HTTP handlers."""
+
+    def __init__(self, running: Iterable[tuple[Episode, int]] = (), clock: Callable[[], float] = time.time) -> None:
+        self._open = {episode.id: _OpenEpisode(episode, replies) for episode, replies in running}
+        self._clock = clock
+        self._prune_at = _MIN_PRUNED  # number of episodes at which the expired ones are removed
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def add_episode(self, episode: Episode) -> None:
+        """Add an episode that was opened. One that is known keeps its count."""
+        if len(self._open) >= self._prune_at:
+            now = self._clock()
+            self._open = {id_: found for id_, found in self._open.items() if found.episode.expires_at > now}
+            self._prune_at = max(_MIN_PRUNED, 2 * len(self._open))
+        self._open.setdefault(episode.id, _OpenEpisode(episode, 0))
+
+    def remove_episode(self, id: str) -> None:
+        """Remove an episode that has ended: its ticket is no longer valid."""
+        self._open.pop(id, None)
+
+    def get_running(self, id: str) -> Episode:
+        """Return a running episode. Raises `RequestError` (410) if it has ended."""
+        return self._find(id).episode
+
+    def reserve_replies(self, id: str, number: int) -> None:
+        """Count replies that are about to begin. Raises `RequestError` (410) if that would exceed the limit."""
+        found = self._find(id)
+        limit = found.episode.max_steps
+        if limit is not None and found.replies + number > limit:
+            raise RequestError(
+                f"the episode {id} has had {found.replies} of {limit} replies (max_steps): no more are given.",
+                code="max_steps",
+                status=410,
+            )
+        found.replies += number
+
+    def return_reply(self, id: str) -> None:
+        """Take back the count of a reply that failed."""
+        if id in self._open:
+            self._open[id].replies -= 1
+
+    def _find(self, id: str) -> _OpenEpisode:
+        found = self._open.get(id)
+        if found is not None and found.episode.expires_at <= self._clock():
+            self.remove_episode(id)
+            raise RequestError(f"the episode {id} has ended: {EXPIRED}.", code="episode_ended", status=410)
+        if found is None:
+            raise RequestError(f"the episode {id} has ended.", code="episode_ended", status=410)
+        return found
+
+
+def apply_episode(ask: ChatRequest, episode: Episode, convention: Convention) -> ChatRequest:
+    """Return the request as one of its episode, with the episode's session, agent and sampling.
+
+    In the train split, sampling that would make the turn untrainable is replaced; `ignored_fields` lists what was.
+    """
+    sampling, ignored = _episode_sampling(ask.sampling, episode, convention)
+    return replace(
+        ask,
+        session=episode.id,
+        agent=episode.agent,
+        user="",
+        session_done=False,
+        sampling=sampling,
+        untrainable=HELD_OUT if episode.split == "held_out" else ask.untrainable,
+        ignored_fields=(*ask.ignored_fields, *ignored, *_ignored_names(ask, episode)),
+    )
+
+
+def _ignored_names(ask: ChatRequest, episode: Episode) -> list[str]:
+    asked = {"session": ask.session not in (None, episode.id), "user": bool(ask.user)}
+    asked |= {"agent": ask.agent not in ("", episode.agent), "session_done": ask.session_done}
+    return [f"{name} (the key is for the episode {episode.id})" for name, is_ignored in asked.items() if is_ignored]
+
+
+def _episode_sampling(asked: Sampling, episode: Episode, convention: Convention) -> tuple[Sampling, list[str]]:
+    """Return the sampling of a reply, and a description of each value that is replaced."""
+    changes: dict[str, Any] = dict(episode.sampling)
+    if episode.split == "train":
+        plain = replace(asked, **changes)
+        is_cold = plain.temperature < MIN_TEMPERATURE or (convention == "raw" and plain.temperature != 1)
+        changes |= {"temperature": 1.0} if is_cold else {}
+        changes |= {name: value for name, value in _FREE.items() if getattr(plain, name) != value}
+        changes |= {"logit_bias": {}} if plain.logit_bias else {}
+    why = f"the episode {episode.id} samples with"
+    ignored = [
+        f"{name} ({why} {_format_value(value)})"
+        for name, value in changes.items()
+        if getattr(asked, name) != value and getattr(asked, name) != getattr(Sampling(), name)
+    ]
+    return replace(asked, **changes), ignored
+
+
+def _format_value(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) and math.isfinite(value) else str(value or "none")

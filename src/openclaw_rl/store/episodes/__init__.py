@@ -1,0 +1,1 @@
+"""Episodes of environments, their groups and steps (docs/concepts/episodes.md)."""

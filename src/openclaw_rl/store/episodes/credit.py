@@ -1,0 +1,102 @@
+"""The turns of episodes as training takes them: which complete groups can be trained on, and what is compared."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Row, Select, select
+
+from openclaw_rl.store import schema as t
+from openclaw_rl.store import turns
+from openclaw_rl.store.turn_states import DropReason
+from openclaw_rl.types import EpisodeStep, TurnState
+
+
+def episode_steps(conn: Connection, ids: Collection[str], untrusted: Collection[str]) -> dict[str, EpisodeStep]:
+    """Return the place of each turn in its episode and group, for those turns that have an episode with a known reward.
+
+    The episode must be of a complete group of the train split, and must not have a turn that was taken back: such an
+    episode counts as void. The rewards of the steps are those of the environment if it gave any in the group, else the
+    current verdicts of the judges that are not `untrusted`.
+    """
+    query = select(t.exchanges.c.id, t.episodes.c.id.label("episode"), t.episodes.c.group_id)
+    own: Sequence[Any] = conn.execute(
+        query.join(t.episodes, t.episodes.c.id == t.exchanges.c.episode).where(t.exchanges.c.id.in_(list(ids)))
+    ).all()
+    found: dict[str, EpisodeStep] = {}
+    for group in dict.fromkeys(row.group_id for row in own):
+        found |= _steps_of_group(conn, group, [row for row in own if row.group_id == group], untrusted)
+    return found
+
+
+def _steps_of_group(
+    conn: Connection, group: str, own: Sequence[Row[Any]], untrusted: Collection[str]
+) -> dict[str, EpisodeStep]:
+    rewards = _known_rewards(conn, group)
+    steps = conn.execute(select(t.episode_steps).where(t.episode_steps.c.episode.in_(list(rewards)))).all()
+    step_rewards = {row.turn: row.reward for row in steps}
+    if all(reward is None for reward in step_rewards.values()):
+        step_rewards = _scores(conn, list(step_rewards), untrusted)
+    indices = {row.turn: row.step for row in steps}
+    compared: dict[int, list[float]] = defaultdict(list)
+    for row in steps:
+        if (reward := step_rewards.get(row.turn)) is not None:
+            compared[row.step].append(reward)
+    return {
+        row.id: EpisodeStep(
+            group=group,
+            episode=row.episode,
+            step=(step := indices.get(row.id)),
+            reward=rewards[row.episode],
+            step_reward=step_rewards.get(row.id),
+            rewards=tuple(rewards.values()),
+            step_rewards=() if step is None else tuple(compared[step]),
+        )
+        for row in own
+        if row.episode in rewards
+    }
+
+
+def _known_rewards(conn: Connection, group: str) -> dict[str, float]:
+    """Return episode -> reward of the episodes that are compared, in a fixed order."""
+    taken_back = (
+        select(t.exchanges.c.episode)
+        .join(t.turns, t.turns.c.seq == t.exchanges.c.seq)
+        .where(t.exchanges.c.episode == t.episodes.c.id, t.turns.c.cause == DropReason.TAKEN_BACK.value)
+    )
+    query = (
+        select(t.episodes.c.id, t.episodes.c.reward)
+        .join(t.episode_groups, t.episode_groups.c.id == t.episodes.c.group_id)
+        .where(t.episodes.c.group_id == group, t.episodes.c.reward.is_not(None), ~taken_back.exists())
+        .where(t.episode_groups.c.completed_at.is_not(None), t.episode_groups.c.reason.is_(None))
+    )
+    return {row.id: row.reward for row in conn.execute(query.order_by(t.episodes.c.id))}
+
+
+def _scores(conn: Connection, ids: Sequence[str], untrusted: Collection[str]) -> dict[str, float | None]:
+    verdicts = turns.current_verdicts(conn, ids)
+    return {
+        id_: float(verdict.score)
+        for id_, verdict in verdicts.items()
+        if verdict.score is not None and verdict.judge not in untrusted
+    }
+
+
+def with_group(query: Select[Any]) -> Select[Any]:
+    """Return a query for turns with the group of the turn's episode as `group_id`; turns without an episode go."""
+    joined = query.join(t.exchanges, t.exchanges.c.seq == t.turns.c.seq)
+    return joined.join(t.episodes, t.episodes.c.id == t.exchanges.c.episode).add_columns(t.episodes.c.group_id)
+
+
+def groups_before_judge(conn: Connection) -> set[str]:
+    """Return the complete groups with a turn that waits for the judge."""
+    query = (
+        select(t.episodes.c.group_id)
+        .distinct()
+        .join(t.exchanges, t.exchanges.c.episode == t.episodes.c.id)
+        .join(t.turns, t.turns.c.seq == t.exchanges.c.seq)
+        .where(t.equals_literal(t.turns.c.state, TurnState.CLOSED), t.turns.c.signal == turns.EPISODE_SIGNAL)
+    )
+    return set(conn.execute(query).scalars())

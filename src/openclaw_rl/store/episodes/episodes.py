@@ -1,0 +1,183 @@
+"""Episodes: opened and ended by the gateway, in the order of its other writes."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from sqlalchemy import Connection, Row, func, insert, select, update
+
+from openclaw_rl.errors import DamagedRow, RequestError
+from openclaw_rl.store import events
+from openclaw_rl.store import schema as t
+from openclaw_rl.store.episodes.groups import get_group
+from openclaw_rl.store.episodes.records import Episode, EpisodeEnd, EpisodeGroup, StepReward
+from openclaw_rl.store.rows import from_json, from_row, naming_damage, to_json, to_row
+from openclaw_rl.types import ExchangeStatus
+
+log = logging.getLogger("openclaw_rl.store")
+
+_select_episode = select(t.episodes, t.episode_groups.c.size).join(
+    t.episode_groups, t.episode_groups.c.id == t.episodes.c.group_id
+)
+ENDED_EVENT = "episode.ended"
+EXPIRED = "it expired without an outcome"
+_OPENED = ("task", "group", "size", "split", "agent", "sampling", "max_steps")
+_RESULT = ("outcome", "reward", "parts", "steps", "reason")
+
+
+def open_episode(conn: Connection, episode: Episode) -> None:
+    """Insert an episode that is running, and its group with the first of its episodes. The same again does nothing.
+
+    The time to live is part of the request, so that it must be the same as well. Raises `RequestError` (409) if the id
+    stands for another episode, the group is complete, or its episodes differ from this one.
+    """
+    known = get_episode(conn, episode.id)
+    if known is not None:
+        _check_same(known, episode)
+        return
+    _enter_group(conn, episode)
+    conn.execute(insert(t.episodes), _episode_row(episode))
+
+
+def unknown_episode(id: str) -> RequestError:
+    """Return the error for an episode that the API key does not have."""
+    return RequestError(f"there is no episode {id[:80]!r} under this API key.", code="not_found", status=404)
+
+
+def _conflict(message: str) -> RequestError:
+    return RequestError(message, code="episode_conflict", status=409)
+
+
+def _check_same(known: Episode, episode: Episode) -> None:
+    if known.scope != episode.scope:
+        raise _conflict(f"the id {episode.id} is in use by another API key. Choose another id.")
+    differing = [name for name in _OPENED if getattr(known, name) != getattr(episode, name)]
+    if round(known.expires_at - known.started_at) != round(episode.expires_at - episode.started_at):
+        differing.append("ttl")
+    if differing:
+        raise _conflict(
+            f"episode {episode.id} was opened with another {', '.join(differing)}. Send the same, or choose another id."
+        )
+
+
+def _enter_group(conn: Connection, episode: Episode) -> None:
+    group = get_group(conn, episode.group)
+    wanted = EpisodeGroup(id=episode.group, completed_at=None, **_group_fields(episode))
+    if group is None:
+        conn.execute(insert(t.episode_groups), to_row(t.episode_groups, wanted))
+        return
+    if group.scope != episode.scope:
+        raise _conflict(f"the group {group.id} is in use by another API key. Choose another id.")
+    differing = [name for name in ("task", "split", "agent", "size") if getattr(group, name) != getattr(wanted, name)]
+    if differing:
+        said = ", ".join(f"{name} {getattr(group, name)!r}" for name in differing)
+        raise _conflict(f"the group {group.id} has {said}. All its episodes must have the same.")
+    if group.completed_at is not None:
+        raise _conflict(f"the group {group.id} is complete: {group.reason or 'its episodes are trained on'}.")
+    conn.execute(
+        update(t.episode_groups)
+        .where(t.episode_groups.c.id == group.id)
+        .values(expires_at=max(group.expires_at, episode.expires_at))
+    )
+
+
+def _group_fields(episode: Episode) -> dict[str, Any]:
+    return {name: getattr(episode, name) for name in ("scope", "task", "split", "agent", "size", "expires_at")}
+
+
+def end_episode(conn: Connection, end: EpisodeEnd) -> None:
+    """Store the outcome, with an event "episode.ended". The same outcome again changes nothing.
+
+    Raises `RequestError` for an unknown episode (404), for a step reward of a turn that it does not have (400), and if
+    it has ended with another outcome (409).
+    """
+    before = get_episode(conn, end.id)
+    if before is None or before.scope != end.scope:
+        raise unknown_episode(end.id)
+    if before.outcome is not None:
+        if any(getattr(before, name) != getattr(end, name) for name in _RESULT):
+            had = before.outcome if before.reward is None else f"{before.outcome}, reward {before.reward:g}"
+            raise _conflict(
+                f"episode {end.id} has ended with another outcome: {had}{f' ({before.reason})' * bool(before.reason)}."
+            )
+        return
+    _check_steps(conn, end)
+    changes = {
+        "outcome": end.outcome,
+        "reward": end.reward,
+        "ended_at": end.at,
+        "parts": to_json(end.parts) if end.parts else None,
+        "steps": to_json(end.steps) if end.steps else None,
+        "reason": end.reason,
+    }
+    conn.execute(update(t.episodes).where(t.episodes.c.id == end.id).values(changes))
+    events.append(conn, ENDED_EVENT, end.id, {}, end.at)
+
+
+def _check_steps(conn: Connection, end: EpisodeEnd) -> None:
+    own = set(conn.execute(select(t.exchanges.c.id).where(t.exchanges.c.episode == end.id)).scalars())
+    for step in end.steps:
+        if (step.turn is None) == (step.index is None) or (step.index is not None and step.index < 0):
+            raise RequestError("steps: expected either turn or index (from 0) with each reward.", param="steps")
+        if step.turn is not None and step.turn not in own:
+            raise RequestError(f"steps: episode {end.id} has no reply {step.turn[:80]!r}.", param="steps")
+
+
+def void_expired(conn: Connection, now: float) -> int:
+    """End the episodes that expired without an outcome as void; return their number."""
+    query = select(t.episodes.c.id, t.episodes.c.scope).where(t.episodes.c.outcome.is_(None))
+    found = conn.execute(query.where(t.episodes.c.expires_at <= now)).all()
+    for row in found:
+        end_episode(conn, EpisodeEnd(id=row.id, scope=row.scope, outcome="void", reason=EXPIRED, at=now))
+    return len(found)
+
+
+def has_expired(conn: Connection, now: float) -> bool:
+    """Return whether an episode without an outcome, or a group that is not complete, has expired."""
+    running = select(t.episodes.c.id).where(t.episodes.c.outcome.is_(None), t.episodes.c.expires_at <= now)
+    group = t.episode_groups.c
+    waiting = select(group.id).where(group.completed_at.is_(None), group.expires_at <= now)
+    return any(conn.execute(query.limit(1)).first() is not None for query in (running, waiting))
+
+
+def get_episode(conn: Connection, id: str) -> Episode | None:
+    row = conn.execute(_select_episode.where(t.episodes.c.id == id)).one_or_none()
+    return None if row is None else _episode_from_row(row)
+
+
+def episodes_of_group(conn: Connection, group: str) -> list[Episode]:
+    """Return the episodes of a group, in the order in which they were opened."""
+    query = _select_episode.where(t.episodes.c.group_id == group)
+    rows = conn.execute(query.order_by(t.episodes.c.started_at, t.episodes.c.id))
+    return [_episode_from_row(row) for row in rows]
+
+
+def running_episodes(conn: Connection) -> list[tuple[Episode, int]]:
+    """Return the episodes without an outcome, each with its number of replies that have not failed.
+
+    Damaged ones are logged and left out.
+    """
+    replies = select(func.count()).where(
+        t.exchanges.c.episode == t.episodes.c.id, t.exchanges.c.status != ExchangeStatus.FAILED.value
+    )
+    query = _select_episode.add_columns(replies.correlate(t.episodes).scalar_subquery().label("replies"))
+    found = []
+    for row in conn.execute(query.where(t.episodes.c.outcome.is_(None))):
+        try:
+            found.append((_episode_from_row(row), int(row.replies)))
+        except DamagedRow as error:
+            log.warning("episode %s is left out: %s", row.id, error)
+    return found
+
+
+def _episode_row(episode: Episode) -> dict[str, Any]:
+    sampling = to_json(episode.sampling) if episode.sampling else None
+    return to_row(t.episodes, episode, group_id=episode.group, sampling=sampling, parts=None, steps=None)
+
+
+def _episode_from_row(row: Row[Any]) -> Episode:
+    with naming_damage(row.id, "episode"):
+        read = {name: from_json(getattr(row, name) or b"{}") for name in ("sampling", "parts")}
+        steps = tuple(StepReward(**step) for step in from_json(row.steps or b"[]"))
+        return from_row(Episode, row, group=row.group_id, steps=steps, **read)

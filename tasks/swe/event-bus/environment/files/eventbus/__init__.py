@@ -1,0 +1,5 @@
+"""Events within a program."""
+
+from eventbus.bus import Bus
+
+__all__ = ["Bus"]

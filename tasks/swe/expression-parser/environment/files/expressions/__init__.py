@@ -1,0 +1,5 @@
+"""Arithmetic."""
+
+from expressions.evaluate import evaluate
+
+__all__ = ["evaluate"]

@@ -1,0 +1,5 @@
+"""A cache with a limit."""
+
+from lrucache.cache import Cache
+
+__all__ = ["Cache"]

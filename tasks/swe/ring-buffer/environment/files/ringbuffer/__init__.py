@@ -1,0 +1,5 @@
+"""A buffer of fixed size."""
+
+from ringbuffer.buffer import RingBuffer
+
+__all__ = ["RingBuffer"]

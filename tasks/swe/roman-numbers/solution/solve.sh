@@ -1,0 +1,3 @@
+#!/bin/sh
+set -e
+cp /solution/convert.py /app/roman/convert.py

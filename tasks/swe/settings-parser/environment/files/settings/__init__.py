@@ -1,0 +1,5 @@
+"""Files of settings."""
+
+from settings.parser import SettingsError, parse
+
+__all__ = ["SettingsError", "parse"]

@@ -1,0 +1,3 @@
+#!/bin/sh
+set -e
+cp /solution/slugify.py /app/slugs/slugify.py

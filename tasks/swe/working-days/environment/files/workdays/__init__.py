@@ -1,0 +1,5 @@
+"""Working days."""
+
+from workdays.calendar import Calendar
+
+__all__ = ["Calendar"]

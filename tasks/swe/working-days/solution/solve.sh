@@ -1,0 +1,3 @@
+#!/bin/sh
+set -e
+cp /solution/calendar.py /app/workdays/calendar.py

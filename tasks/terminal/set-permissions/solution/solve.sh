@@ -1,0 +1,4 @@
+#!/bin/sh
+set -e
+find /app/tools -type f -name '*.sh' -exec chmod a+x {} +
+find /app/tools -type f ! -name '*.sh' -exec chmod a-x {} +

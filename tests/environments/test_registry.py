@@ -1,0 +1,51 @@
+"""Which options a source of tasks takes, and what a run says before it begins."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from openclaw_rl.cli.main import cli
+from openclaw_rl.common import logging_metrics
+from openclaw_rl.common.gateway_address import GatewayAddress, publish_address
+from openclaw_rl.environments.registry import SOURCES, SourceRequest, find_source
+from openclaw_rl.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"argument": "tasks/"}, "`:tasks/`"),
+        ({"python": "envs/bin/python"}, "--python"),
+        ({"agent": "terminus-2"}, "--agent"),
+    ],
+)
+def test_an_option_that_a_source_does_not_use_is_refused(given: dict[str, str], named: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"does not use {named}")):
+        find_source(SourceRequest(source="command", search_path="/usr/bin", **given))  # type: ignore[arg-type]
+
+
+def test_an_unknown_source_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match=", ".join(SOURCES)):
+        find_source(SourceRequest(source="gym", search_path="/usr/bin"))
+
+
+@pytest.mark.parametrize(("method", "noted"), [("combine", True), ("groups", False)])
+def test_a_run_whose_outcomes_train_nothing_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, noted: bool
+) -> None:
+    monkeypatch.setattr(logging_metrics, "setup_logging", lambda *_: None)  # it would last beyond this test
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text('{"question": "2 + 2?"}\n')
+    address = GatewayAddress(
+        url="http://127.0.0.1:9", model="m", model_path="starter", key="file", pid=os.getpid(), method=method
+    )
+    command = ["env", "run", "command", "--home", str(tmp_path), "--tasks", str(tasks), "--", "true"]
+    with publish_address(tmp_path, address):
+        done = CliRunner().invoke(cli, command)
+    assert "were not checked" in str(done.exception), "it goes on, to the next thing that is missing"
+    assert ("trains with combine, which learns nothing from outcomes" in done.output) is noted

@@ -1,0 +1,179 @@
+"""The source `tools`: its configuration, its tasks, and the checks of answers and calls. No box is opened."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from openclaw_rl.cli.environments import make_request
+from openclaw_rl.environments.registry import SourceRequest, find_source
+from openclaw_rl.environments.sources.tools.answer_checks import CallsCheck, parse_checks
+from openclaw_rl.environments.sources.tools.call_matching import CallMade, ExpectedCall, match_calls
+from openclaw_rl.environments.sources.tools.tool_config import TextCalls, load_tool_config
+from openclaw_rl.environments.sources.tools.tool_text import cut_middle, find_text_calls
+from openclaw_rl.environments.types import EnvironmentTask
+from openclaw_rl.errors import ConfigError
+from openclaw_rl.settings.load import from_flat
+
+TOOL: dict[str, Any] = {"name": "f", "python": "def f(): return 1"}
+
+
+def write(folder: Path, config: Any, *tasks: dict[str, Any]) -> SourceRequest:
+    (folder / "tools.json").write_text(json.dumps(config))
+    (folder / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
+    return SourceRequest(
+        source="tools", argument=str(folder / "tools.json"), tasks=folder / "tasks.jsonl", search_path="/usr/bin"
+    )
+
+
+def load(request: SourceRequest) -> list[EnvironmentTask]:
+    return list(find_source(request).make_source(request).load_tasks())
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ([{"name": "f"}], "expected exactly one of python, python_file, http, interpreter, result"),
+        ([{**TOOL, "http": {"url": "http://127.0.0.1/"}}], "exactly one of"),
+        ([{**TOOL, "parameters": {"type": "nothing"}}], "no valid JSON schema"),
+        ([TOOL, TOOL], "tool f: defined twice"),
+        ([{**TOOL, "colour": "red"}], "colour: Extra inputs are not permitted"),
+        ([{"name": "f", "python_file": "gone.py"}], "gone.py cannot be read"),
+        ([{"name": "f", "http": {"url": "http://example.org/x"}}], "example.org is not this machine"),
+        ([{"name": "f", "http": {"url": "http://127.0.0.1@example.org/x"}}], "example.org is not this machine"),
+        ([{"name": "f", "http": {"url": "http://{host}/x"}}], "expected an address"),
+        ([{"name": "f", "http": {"url": "file:///etc/passwd"}}], "expected an address"),
+        ({"mcp": [{"name": "m", "url": "http://10.0.0.1/mcp"}]}, "10.0.0.1 is not this machine"),
+        ({"mcp": [{"name": "m"}]}, "either a command or a url"),
+        ({"text_calls": {"pattern": "(", "tool": "f"}}, "pattern"),
+    ],
+)
+def test_a_configuration_that_cannot_work_is_refused(tmp_path: Path, config: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=r"tools\.json|tool f") as raised:
+        load(write(tmp_path, config, {"prompt": "p", "check": {"kind": "exact", "value": "x"}}))
+    assert words in str(raised.value)
+
+
+def test_a_host_that_the_owner_lists_is_allowed_and_openais_format_is_read(tmp_path: Path) -> None:
+    function = {"name": "f", "description": "d", "parameters": {"type": "object"}, "strict": True}
+    entry = {"type": "function", "function": function, "http": {"url": "https://example.org/x"}}
+    write(tmp_path, {"tools": [entry], "hosts": ["example.org"]})
+    tool = load_tool_config(tmp_path / "tools.json").tools[0]
+    assert tool.as_definition()["function"] == {"name": "f", "description": "d", "parameters": {"type": "object"}}
+
+
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        ({"check": {"kind": "exact", "value": "x"}}, "expected either `prompt`"),
+        ({"prompt": "p"}, "no `check`"),
+        ({"prompt": "p", "check": {"kind": "guess"}}, "guess"),
+        ({"prompt": "p", "check": {"kind": "exact", "value": "x"}, "tools": ["g"]}, "unknown tool 'g'"),
+        ({"prompt": "p", "check": {"kind": "exact", "value": "x"}, "files": {"../x": ""}}, "path in the work folder"),
+        ({"prompt": "p", "check": {"kind": "exact", "value": "x"}, "step_reward": 1}, "needs `calls`"),
+        ({"prompt": "p", "check": {"kind": "exact", "value": "x"}, "calls": [{"tool": "g"}]}, "calls: unknown tool"),
+        ({"prompt": "p", "check": {"kind": "python"}}, "either code or file"),
+        ({"prompt": "p", "check": {"kind": "exact", "value": "x"},
+          "tools": [{"name": "h", "http": {"url": "http://10.0.0.1/"}}]}, "not this machine"),
+    ],
+)  # fmt: skip
+def test_a_task_that_cannot_be_played_is_refused(tmp_path: Path, task: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match="task ") as raised:
+        load(write(tmp_path, [TOOL], task))
+    assert words in str(raised.value)
+
+
+def test_the_digest_follows_the_tools_and_the_split_does_not(tmp_path: Path) -> None:
+    tasks = [{"prompt": str(n), "check": {"kind": "exact", "value": "x"}} for n in range(40)]
+    request = write(tmp_path, [{"name": "f", "python_file": "f.py"}], *tasks)
+    request = SourceRequest(**{name: getattr(request, name) for name in ("source", "argument", "tasks", "search_path")},
+                            held_out_share=0.5)  # fmt: skip
+    (tmp_path / "f.py").write_text("def f(): return 1")
+    before = load(request)
+    (tmp_path / "f.py").write_text("def f(): return 2")
+    after = load(request)
+    assert not {task.digest for task in before} & {task.digest for task in after}
+    assert [task.split for task in before] == [task.split for task in after]
+    assert {task.split for task in before} == {"train", "held_out"}
+
+
+def test_the_setting_names_the_tools(tmp_path: Path) -> None:
+    write(
+        tmp_path, {"tools": [TOOL], "tasks": "tasks.jsonl"}, {"prompt": "p", "check": {"kind": "exact", "value": "x"}}
+    )
+    config = from_flat({"rollout.tools_config": str(tmp_path / "tools.json")})
+    given = {"granted": (), "python": None, "tasks": None, "held_out": 0.0}
+    assert len(load(make_request("tools", given, config))) == 1
+    with pytest.raises(ConfigError, match="no tasks"):
+        load(make_request("tools", given, from_flat({})))
+
+
+@pytest.mark.parametrize(
+    ("check", "right", "wrong"),
+    [
+        ({"kind": "exact", "value": "Lima"}, [" Lima\n"], ["lima", "Lima.", ""]),
+        ({"kind": "exact", "value": "Lima", "ignore_case": True}, ["LIMA"], ["Quito"]),
+        ({"kind": "number", "value": 1234.5}, ["It is 1,234.5", "7, then +1.2345e3"],
+         ["1234.5 of 7", "", "12345"]),
+        ({"kind": "number", "value": 0.333, "tolerance": 0.001}, [".3333 or so"], ["0.34", "-0.333"]),
+        ({"kind": "set", "value": ["a b", 3]}, ["3, A B", '["a b", 3]', "- 3\n- a b", "1. a b\n2) 3"],
+         ["3", "a b, 3, 4"]),
+        ({"kind": "json", "value": {"a": [1, True]}}, ['{"a": [1.0, true]}', 'So:\n```json\n{"a": [1, true]}\n```'],
+         ['{"a": [1, 1]}', '{"a": [1]}', "[", '{"a": [1, true], "b": 0}']),
+        ({"kind": "pattern", "value": r"\bLima\b"}, ["It is Lima."], ["Limassol"]),
+    ],
+)  # fmt: skip
+def test_checks_of_answers(tmp_path: Path, check: dict[str, Any], right: list[str], wrong: list[str]) -> None:
+    made: Any = parse_checks([check], "task t", tmp_path)[0]
+    assert [made.score_answer(answer) for answer in right] == [1.0] * len(right)
+    assert [made.score_answer(answer) for answer in wrong] == [0.0] * len(wrong)
+
+
+def made_call(tool: str, **arguments: Any) -> CallMade:
+    return CallMade(tool=tool, arguments=arguments)
+
+
+def test_calls_are_matched_each_with_one_of_its_own() -> None:
+    expected = [ExpectedCall(tool="f", alternatives={"a": (1, 2)}), ExpectedCall(tool="f", arguments={"a": 1})]
+    options: dict[str, Any] = {"ordered": False, "extra": False, "loose_text": False}
+    assert match_calls([made_call("f", a=1), made_call("f", a=2)], expected, **options)
+    assert match_calls([made_call("f", a=2), made_call("f", a=1)], expected, **options)
+    assert not match_calls([made_call("f", a=2), made_call("f", a=2)], expected, **options)
+    assert not match_calls([made_call("f", a=1)], expected, **options)
+    more = [made_call("g"), made_call("f", a=2), made_call("f", a=1)]
+    assert not match_calls(more, expected, **options)
+    assert match_calls(more, expected, **options | {"extra": True})
+    assert match_calls(more, expected, **options | {"extra": True, "ordered": True})
+    assert not match_calls(more, [expected[0], ExpectedCall(tool="g")], **options | {"extra": True, "ordered": True})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_right"),
+    [
+        ({"city": "new york", "days": 3.0}, True),
+        ({"city": "New-York", "days": 3, "unit": "c"}, True),
+        ({"city": "New York", "days": 3, "unit": "F"}, False),
+        ({"city": "New York", "days": True}, False),
+        ({"city": "New York"}, False),
+        ({"city": "New York", "days": 3, "more": 1}, False),
+    ],
+)
+def test_alternatives_and_loose_text(arguments: dict[str, Any], is_right: bool) -> None:
+    expected = {"tool": "w", "alternatives": {"city": ["New York", "NYC"], "days": [3], "unit": ["C", ""]}}
+    check = CallsCheck.model_validate({"kind": "calls", "value": [expected], "loose_text": True})
+    assert check.score_calls([made_call("w", **arguments)]) == float(is_right)
+
+
+def test_calls_in_text() -> None:
+    text = 'First {"x": {"tool": "no"}} then {"tool": "f", "arguments": {"a": "}"}} and {"tool": "g"} {broken'
+    assert [(c.name, c.arguments) for c in find_text_calls(text, TextCalls())] == [("f", '{"a": "}"}'), ("g", "{}")]
+    form = TextCalls(pattern=r"(?m)^- (?P<item>.+)$", tool="h")
+    assert [c.arguments for c in find_text_calls("- one\nno\n- two", form)] == ['{"item": "one"}', '{"item": "two"}']
+    assert len(find_text_calls("{" * 100_000, TextCalls())) == 0
+
+
+def test_a_long_result_is_cut_in_the_middle() -> None:
+    assert cut_middle("a" * 60 + "b" * 60, 100) == "a" * 50 + "\n[20 characters left out]\n" + "b" * 50

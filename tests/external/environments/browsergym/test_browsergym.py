@@ -1,0 +1,111 @@
+"""BrowserGym with MiniWoB and the web tasks that are shipped, in one real Chromium."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from tests.external.environments.conftest import ROOT, LibraryCommand
+from tests.system.test_environments import marked_processes
+from tests.system.test_parked import wait_for
+
+from openclaw_rl.supervisor.subprocess_system import SubprocessSystem
+
+WEB = str(ROOT / "tasks/web")
+LIMITS = ("--limit-seconds", "90", "--max-steps", "2")
+PYTHON = ROOT / ".browsergym-venv/bin/python"
+
+
+@pytest.fixture
+def command(system: SubprocessSystem, tmp_path: Path) -> LibraryCommand:
+    return LibraryCommand(system, tmp_path / "tmp", PYTHON)
+
+
+def test_the_web_tasks_are_fit_and_played(command: LibraryCommand, tmp_path: Path) -> None:
+    source = f"browsergym:{WEB}"
+    checked = command.run("check", f"{source}?film={tmp_path / 'film'}", *LIMITS[:2])
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert checked.stdout.splitlines()[-1] == "8 tasks, 0 unfit"
+    assert len(list((tmp_path / "film").glob("*-oracle.png"))) == 8
+    command.assert_nothing_left()
+    found = command.play(source, "web", "--group", "2", "--parallel", "8", *LIMITS)
+    assert (found["done"], found["void"]["count"]) == (16, 0), found
+    reasons = {episode.reason for episode in command.episodes("web")}
+    assert reasons <= {"its limit of replies", "its context was too long"}, "the starter's context is small"
+    command.assert_captured("web", steps=None)
+    command.assert_nothing_left()
+
+
+def test_miniwob_has_seeds_and_no_oracle(command: LibraryCommand) -> None:
+    source = "browsergym:miniwob.click-test-2?seeds=2"
+    checked = command.run("check", source, *LIMITS[:2])
+    assert checked.returncode == 1
+    assert "2 tasks, 0 unfit, 2 not checked" in checked.stdout
+    assert "were not checked on this machine" in command.run("run", source).stderr
+    found = command.play(source, "miniwob", "--group", "4", "--parallel", "8", "--unchecked", *LIMITS)
+    assert (found["done"], found["void"]["count"]) == (8, 0), found
+    command.assert_captured("miniwob", steps=2)
+    command.assert_nothing_left()
+
+
+def test_a_killed_browser_is_void_and_a_killed_runner_leaves_nothing(command: LibraryCommand) -> None:
+    options = ("--group", "8", "--parallel", "4", "--unchecked", "--limit-seconds", "90", "--max-steps", "50")
+    process = command.start("run", "browsergym:miniwob.click-test?seeds=1", "--run", "killed", *options)
+    wait_for(lambda: any("chrom" in name for name in process_names(command)))
+    time.sleep(3)
+    browsers = [pid for pid in marked_processes(command.scratch) if "--remote-debugging-pipe" in words_of(pid)]
+    for pid in browsers:
+        os.kill(pid, 9)
+    wait_for(lambda: any(episode.outcome == "void" for episode in command.episodes("killed")))
+    process.kill()
+    process.communicate()
+    wait_for(lambda: not list((command.home / "environments" / "runners").iterdir()))
+    command.assert_nothing_left()
+    assert {episode.outcome for episode in command.episodes("killed")} <= {"done", "void"}
+
+
+def words_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def process_names(command: LibraryCommand) -> list[str]:
+    return [words_of(pid).split(" ")[0] for pid in marked_processes(command.scratch)]
+
+
+ACTION_PROGRAM = """
+import asyncio, json, sys
+sys.path.insert(0, sys.argv[1])
+import browsergym_worker as worker
+
+async def play():
+    data = {"task": "miniwob.click-test", "seed": 0}
+    episode = await worker.in_browser(worker.BrowserEpisode, data)
+    await worker.in_browser(episode.open_page)
+    button = next(line.split("[")[1].split("]")[0] for line in episode.page.splitlines() if "button" in line)
+    await worker.in_browser(episode.act, "import_os('x')")
+    problem = episode.problem
+    await worker.in_browser(episode.act, f"click('{button}')")
+    result = {"goal": episode.goal, "reward": episode.reward, "over": episode.is_over, "problem": problem}
+    await worker.in_browser(episode.close, "x")
+    print("RESULT" + json.dumps(result))
+
+asyncio.run(play())
+"""
+
+
+def test_an_action_solves_a_task_and_code_is_no_action(tmp_path: Path) -> None:
+    foreign = ROOT / "src/openclaw_rl/environments/foreign"
+    done = subprocess.run(
+        [PYTHON, "-c", ACTION_PROGRAM, foreign], capture_output=True, text=True, check=True, cwd=tmp_path, timeout=120
+    )
+    found = json.loads(done.stdout.split("RESULT")[1])
+    assert "button" in found["goal"]
+    assert "import_os" in found["problem"]
+    assert (found["reward"], found["over"]) == (1.0, True)

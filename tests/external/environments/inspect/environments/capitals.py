@@ -1,0 +1,50 @@
+"""Tasks as people write them for Inspect."""
+
+import os
+
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import CORRECT, Score, Scorer, Target, accuracy, includes, scorer
+from inspect_ai.solver import Generate, Solver, TaskState, generate, solver
+
+SAMPLES = [
+    Sample("What is the capital of France?", target="Paris"),
+    Sample("What is the capital of Italy?", target="Rome", id="it"),
+]
+
+
+@task
+def capitals() -> Task:
+    return Task(dataset=SAMPLES, solver=generate(), scorer=includes())
+
+
+@task
+def twice() -> Task:
+    @solver
+    def ask_twice() -> Solver:
+        async def solve(state: TaskState, generate: Generate) -> TaskState:
+            for _ in range(2):
+                state = await generate(state)
+            return state
+
+        return solve
+
+    return Task(dataset=SAMPLES[:1], solver=ask_twice(), scorer=includes())
+
+
+@task
+def dies() -> Task:
+    @scorer(metrics=[accuracy()])
+    def die() -> Scorer:
+        async def score(state: TaskState, target: Target) -> Score:
+            os._exit(5)
+            return Score(value=CORRECT)
+
+        return score
+
+    return Task(dataset=SAMPLES[:1], solver=generate(), scorer=die())
+
+
+@task
+def boxed() -> Task:
+    return Task(dataset=SAMPLES[:1], solver=generate(), scorer=includes(), sandbox="local")

@@ -1,0 +1,44 @@
+"""An OpenEnv server: say words; each reply gets a reward, and the third ends the episode. `PYTHON FILE PORT`."""
+
+import os
+import sys
+from typing import Any
+
+import uvicorn
+from openenv.core.env_server.http_server import create_fastapi_app
+from openenv.core.env_server.interfaces import Environment
+from openenv.core.env_server.types import Action, Observation, State
+
+
+class SayAction(Action):
+    text: str
+
+
+class SayObservation(Observation):
+    text: str
+
+
+class SayEnvironment(Environment):  # type: ignore[misc]
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said = 0
+
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **_: Any) -> SayObservation:
+        self.said = 0
+        return SayObservation(text=f"Say something about number {seed}.")
+
+    def step(self, action: SayAction, timeout_s: float | None = None, **_: Any) -> SayObservation:
+        self.said += 1
+        if len(sys.argv) > 2 and self.said > 1:
+            os._exit(3)
+        return SayObservation(text="Go on.", reward=0.25, done=self.said == 3)
+
+    @property
+    def state(self) -> State:
+        return State(step_count=self.said)
+
+
+app = create_fastapi_app(SayEnvironment, SayAction, SayObservation, max_concurrent_envs=16)
+uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="warning")
