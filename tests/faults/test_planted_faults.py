@@ -15,8 +15,10 @@ from sqlalchemy import delete, insert, update
 from tests.store import world
 
 from openclaw_rl.common.policy_digest import ADAPTER_CONFIG, ADAPTER_WEIGHTS, digest_of_folder
-from openclaw_rl.store import exchanges, leases, policies, reactions, schema
+from openclaw_rl.settings.load import from_flat
+from openclaw_rl.store import exchanges, leases, reactions, schema
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.lineage import policies
 from openclaw_rl.types import Feedback, Use
 
 TURNS = ("t0", "t1", "t2")
@@ -30,6 +32,7 @@ class Run:
     store: Store
     log: ClientLog
     verdicts: dict[VerdictKey, int | None]
+    config = from_flat({"practice.replies": 4})
 
     @property
     def home(self) -> Path:
@@ -46,7 +49,7 @@ class Run:
     def check(self, served: int | None = 2) -> list[str]:
         with self.store.read() as conn:
             return [
-                *invariants.check_store(conn, self.log, self.log.requests, self.verdicts, max_uses=1),
+                *invariants.check_store(conn, self.log, self.log.requests, self.verdicts, self.config),
                 *invariants.check_reactions(conn, self.log.requests, self.log.damaged_rows),
                 *invariants.check_files(conn, self.home),
                 *invariants.check_head(conn, served),

@@ -1,0 +1,122 @@
+"""`openclaw-rl lessons`: what people said about replies in words, and what stands in prompts because of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from openclaw_rl.cli.load_config import load_config, load_running_config
+from openclaw_rl.common.printable import echo, to_printable
+from openclaw_rl.errors import OpenClawError
+from openclaw_rl.settings.cli_options import home_options
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from openclaw_rl.store.lessons.lessons import Lesson
+
+_lesson_argument = click.argument("lesson")
+
+
+@click.group("lessons")
+def lesson_commands() -> None:
+    """List, edit, pin and forget what was learned in words."""
+
+
+@lesson_commands.command("list")
+@click.option("--all", "with_superseded", is_flag=True, help="Also lessons that a later one contradicts.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@home_options
+def list_lessons(with_superseded: bool, as_json: bool, **options: Any) -> None:
+    """List the lessons with their evidence.
+
+    Prints for each lesson its id, whether it is in prompts or in the weights, whom it is for, and what was said.
+    """
+    from openclaw_rl.status.lessons_report import show_lessons
+
+    show_lessons(load_running_config(**options), with_superseded=with_superseded, as_json=as_json)
+
+
+@lesson_commands.command("edit")
+@_lesson_argument
+@click.argument("text")
+@home_options
+def edit_lesson(lesson: str, text: str, **options: Any) -> None:
+    """Replace the text of LESSON. It stands in prompts until the weights follow the new text."""
+    from openclaw_rl.store.lessons import lessons
+    from openclaw_rl.store.lessons.lessons import MAX_LESSON_CHARS
+
+    if not (words := " ".join(text.split())):
+        raise OpenClawError("the text is empty. `openclaw-rl lessons forget` deletes a lesson")
+    if len(words) > MAX_LESSON_CHARS:
+        raise OpenClawError(f"the text has {len(words):,} characters, and a lesson at most {MAX_LESSON_CHARS:,}")
+    with _open_lesson(lesson, options) as (conn, found):
+        lessons.edit_text(conn, found.id, words)
+    echo(f"{lesson}: {words}")
+    if found.superseded_by is not None:
+        echo(
+            f"it is in no prompt: {found.superseded_by} superseded it. To change that: openclaw-rl lessons pin {lesson}"
+        )
+
+
+@lesson_commands.command("pin")
+@_lesson_argument
+@home_options
+def pin_lesson(lesson: str, **options: Any) -> None:
+    """Keep LESSON in prompts, whatever is said later. The lesson that superseded it is superseded, and not pinned."""
+    from openclaw_rl.store.lessons import lessons
+
+    with _open_lesson(lesson, options) as (conn, found):
+        rival = lessons.pin_in_force(conn, found.id)
+    echo(f"{lesson} is pinned: {found.text}")
+    if rival is not None:
+        echo(f"{rival.id} is superseded{' and no longer pinned' if rival.is_pinned else ''}: {rival.text}")
+
+
+@lesson_commands.command("unpin")
+@_lesson_argument
+@home_options
+def unpin_lesson(lesson: str, **options: Any) -> None:
+    """Let LESSON leave prompts, and be superseded by later ones."""
+    from openclaw_rl.store.lessons import lessons
+
+    with _open_lesson(lesson, options) as (conn, found):
+        lessons.set_pinned(conn, found.id, False)
+    echo(f"{lesson} is not pinned: {found.text}")
+
+
+@lesson_commands.command("forget")
+@_lesson_argument
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@home_options
+def forget_lesson(lesson: str, yes: bool, **options: Any) -> None:
+    """Delete LESSON. It leaves prompts at once; lessons that it superseded are in force again.
+
+    What the weights have learned stays: `openclaw-rl undo --lesson LESSON` takes that out, too, with the turns.
+    """
+    from openclaw_rl.store.lessons import removal
+
+    if not yes:
+        with _open_lesson(lesson, options) as (_, found):
+            text = found.text
+        click.confirm(f"Forget {to_printable(text)!r}?", abort=True)  # outside of the transaction, which holds a lock
+    with _open_lesson(lesson, options) as (conn, found):
+        removal.forget(conn, found.id, at=time.time())
+    echo(f"{lesson} is forgotten: {found.text}")
+
+
+@contextmanager
+def _open_lesson(lesson: str, options: dict[str, Any]) -> Iterator[tuple[Connection, Lesson]]:
+    """Open a transaction on the home's store with the lesson. Raises `OpenClawError` for an unknown id."""
+    from openclaw_rl.status.report import open_store
+    from openclaw_rl.store.lessons import lessons
+
+    with open_store(load_config(**options)) as store, store.write() as conn:
+        found = lessons.get(conn, lesson)
+        if found is None:
+            raise OpenClawError(f"no lesson {lesson!r}. `openclaw-rl lessons list --all` lists the ids")
+        yield conn, found

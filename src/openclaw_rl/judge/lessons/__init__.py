@@ -1,0 +1,1 @@
+"""Lessons: what the hints of verdicts say, merged, weighed, and scoped."""

@@ -1,0 +1,1 @@
+"""Practice: the trainer learns between conversations what people said in words."""

@@ -1,0 +1,51 @@
+"""Build the practice that the settings ask for."""
+
+from __future__ import annotations
+
+from openclaw_rl.common.message_hash import EphemeralMatcher
+from openclaw_rl.gates.reply_source import GatewayReplySource, ReplySource
+from openclaw_rl.methods.types import CreditMethod
+from openclaw_rl.practice.prompts import PromptSelector
+from openclaw_rl.practice.session import PracticeSession
+from openclaw_rl.render.renderer import Renderer
+from openclaw_rl.settings.load import Config
+from openclaw_rl.store.db import Store
+
+
+def no_practice_reason(config: Config, method: CreditMethod) -> str:
+    """Return why lessons are not practised with these settings; empty if they are."""
+    if not config.practice.enabled:
+        return "no practice: practice.enabled is false"
+    return "" if method.uses_hints else f"no practice: method {config.train.method} learns from scores alone"
+
+
+def make_practice(
+    config: Config,
+    store: Store,
+    renderer: Renderer,
+    transient: EphemeralMatcher,
+    method: CreditMethod,
+    source: ReplySource | None = None,
+) -> PracticeSession | None:
+    """Return the practice; None if it is off, or if the method cannot learn from hints.
+
+    `source`: of the replies; default: the gateway that runs on the home.
+    """
+    if no_practice_reason(config, method):
+        return None
+    selector = PromptSelector(
+        renderer=renderer,
+        transient=transient,
+        key=store.secret,
+        context_length=config.engine.max_context or renderer.context_length,
+    )
+    return PracticeSession(
+        store,
+        config.practice,
+        selector,
+        source or GatewayReplySource(config.home_dir, store, config.gate.workers),
+        per=config.policy.per,
+        convention=config.engine.effective_convention,
+        at_once=config.gate.workers,
+        seed=config.train.seed,
+    )

@@ -1,0 +1,70 @@
+"""Choose the lessons that are practised now, and those that stand in the teacher's prompt beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection
+
+from openclaw_rl.store.lessons import lessons, practice_turns
+from openclaw_rl.store.lessons.lessons import Lesson, LessonScope, LessonState
+from openclaw_rl.store.lineage import policies
+from openclaw_rl.types import Policy
+
+CLEAR_MAJORITY = 2.0
+"""A lesson is practised if it weighs more than this times a lesson that it contradicts."""
+REMEASURED_VERSIONS = 32
+"""Versions after which the divergence of a learned lesson is measured again, by one step of practice."""
+_TOLERANCE = 1e-3  # of weights, as lessons age
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PracticePlan:
+    """`waiting`: lessons that are not learned; `targets`: those to practise; `beside`: ids that the teacher follows."""
+
+    waiting: Sequence[Lesson]
+    targets: Sequence[Lesson]
+    beside: frozenset[str]
+    texts: frozenset[tuple[str, str]]  # (id, text) of all that the teacher follows
+
+
+def is_practised(lesson: Lesson) -> bool:
+    """Return whether a lesson is to get into the weights. One about a single question stays in its prompt.
+
+    Steps on one prompt change replies to others, and a divergence per token hardly shows the few tokens of a fact.
+    """
+    return lesson.scope_kind is not LessonScope.QUESTION
+
+
+def plan_practice(conn: Connection, head: Policy, now: float) -> PracticePlan:
+    """Plan the next round. A lesson that is contested is neither practised nor in the teacher's prompt."""
+    active = lessons.list_lessons(conn, policy=head.name, states=[LessonState.ACTIVE])
+    learned = lessons.list_lessons(conn, policy=head.name, states=[LessonState.LEARNED])
+    settled = [lesson for lesson in active if not _is_contested(conn, lesson, now)]
+    waiting, targets = ([lesson for lesson in found if is_practised(lesson)] for found in (active, settled))
+    line = policies.lineage(conn, head.version)
+    due = [] if targets else [lesson for lesson in learned if _is_due(conn, lesson, line)]
+    followed = [*settled, *learned]
+    return PracticePlan(
+        waiting=waiting or due,
+        targets=targets or due,
+        beside=frozenset(lesson.id for lesson in followed),
+        texts=frozenset((lesson.id, lesson.text) for lesson in followed),
+    )
+
+
+def _is_contested(conn: Connection, lesson: Lesson, now: float) -> bool:
+    """Return whether a lesson that it superseded still has nearly its weight.
+
+    The prompt follows the newest word at once. The weights wait for more words, as single ones may be mistaken.
+    """
+    rivals = lessons.superseded_lessons(conn, lesson.id)
+    strongest = max((rival.weight_at(now) for rival in rivals), default=0.0)
+    return not lesson.is_pinned and lesson.weight_at(now) <= CLEAR_MAJORITY * strongest * (1 + _TOLERANCE)
+
+
+def _is_due(conn: Connection, lesson: Lesson, line: Sequence[int]) -> bool:
+    """Return whether the divergence of a learned lesson was measured many versions ago. `line`: newest first."""
+    measured = practice_turns.newest_versions(conn, lesson.id, line, 1)
+    return bool(measured) and line.index(measured[-1]) >= REMEASURED_VERSIONS

@@ -1,0 +1,114 @@
+"""The prompts of practice: a person's earlier ones, plain and with the text of the lessons that apply to them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection
+
+from openclaw_rl.common.message_hash import EphemeralMatcher
+from openclaw_rl.errors import RequestError
+from openclaw_rl.practice.plan import PracticePlan
+from openclaw_rl.render.hint import lessons_hint, with_hint
+from openclaw_rl.render.renderer import Renderer
+from openclaw_rl.store import exchanges, turns
+from openclaw_rl.store.lessons import lessons, practice_turns
+from openclaw_rl.store.lessons.lessons import Lesson, LessonState, PromptContext
+from openclaw_rl.store.lessons.questions import question_hash
+from openclaw_rl.store.lineage.policy_names import OwnerFilter
+from openclaw_rl.types import Exchange, Ids, Policy
+
+MAX_PROMPTS = 128
+"""Newest prompts that are asked again."""
+MAX_REPLY_TOKENS = 256
+_IN_FORCE = (LessonState.ACTIVE, LessonState.LEARNED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PracticePrompt:
+    """An earlier prompt, with all lessons that apply to it. `plain_ids` [P], `hinted_ids` [P + hint]."""
+
+    exchange: Exchange
+    lessons: tuple[Lesson, ...]
+    hint: str
+    plain_ids: Ids
+    hinted_ids: Ids
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptSelector:
+    """Selects prompts to which a lesson applies that the weights have not learned."""
+
+    renderer: Renderer
+    transient: EphemeralMatcher
+    key: bytes  # of the hashes of questions
+    context_length: int | None = None  # tokens of prompt and reply; None: not limited
+
+    def select_prompts(
+        self,
+        conn: Connection,
+        plan: PracticePlan,
+        head: Policy,
+        *,
+        owner: OwnerFilter | None = None,
+        count: int,
+        seed: int,
+    ) -> list[PracticePrompt]:
+        """Return `count` prompts of the head's policy to which one of the plan's targets applies, if there are any.
+
+        Each lesson gets an equal share of the prompts, each prompt comes once before any comes again, and the order
+        depends on the seed alone.
+        """
+        rng = random.Random(seed)
+        by_lesson: dict[str, list[PracticePrompt]] = {lesson.id: [] for lesson in plan.targets}
+        ids = practice_turns.newest_prompts(conn, identity=head.identity, limit=MAX_PROMPTS, owner=owner)
+        for exchange in exchanges.get_readable(conn, ids).values():
+            made = self._make_prompt(conn, plan, head.name, exchange)
+            for lesson in made.lessons if made is not None else ():
+                if made is not None and lesson.id in by_lesson:
+                    by_lesson[lesson.id].append(made)
+        decks = [_shuffled(prompts, count, rng) for prompts in by_lesson.values() if prompts]
+        return [decks[i % len(decks)][i // len(decks)] for i in range(count)] if decks else []
+
+    def _make_prompt(
+        self, conn: Connection, plan: PracticePlan, policy: str, exchange: Exchange
+    ) -> PracticePrompt | None:
+        """Return the prompt with the lessons that are in force for it; None without any, or if they do not fit in."""
+        request = exchange.request
+        in_force = lessons.lessons_for(conn, self._context(conn, policy, exchange), states=_IN_FORCE)
+        found = tuple(lesson for lesson in in_force if lesson.id in plan.beside)
+        if not found:
+            return None
+        hint = lessons_hint(lesson.text for lesson in found)
+        try:
+            hinted = with_hint(request.messages, hint, self.transient)
+            plain_ids, hinted_ids = (
+                self.renderer.render(messages, request.tools, variables=request.template).prompt_ids
+                for messages in (request.messages, hinted)
+            )
+        except (ValueError, RequestError):
+            return None
+        if self.context_length is not None and len(hinted_ids) + MAX_REPLY_TOKENS > self.context_length:
+            return None
+        return PracticePrompt(exchange=exchange, lessons=found, hint=hint, plain_ids=plain_ids, hinted_ids=hinted_ids)
+
+    def _context(self, conn: Connection, policy: str, exchange: Exchange) -> PromptContext:
+        request, turn = exchange.request, turns.get(conn, exchange.request.id)
+        return PromptContext(
+            policy=policy,
+            key=request.scope,
+            agent=request.agent,
+            user=request.user,
+            session=turn.session if turn is not None else "",
+            question=question_hash(request.messages, self.transient, key=self.key),
+        )
+
+
+def _shuffled(prompts: Sequence[PracticePrompt], count: int, rng: random.Random) -> list[PracticePrompt]:
+    """Return at least `count` prompts: shuffled copies of all, one behind the other."""
+    out: list[PracticePrompt] = []
+    while len(out) < count:
+        out.extend(rng.sample(prompts, len(prompts)))
+    return out

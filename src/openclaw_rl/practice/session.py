@@ -1,0 +1,302 @@
+"""A round of practice: replies to earlier prompts are generated, stored as turns, and trained on as one batch.
+
+Half of the replies are the policy's own under the plain prompt. The others are the teacher's: the frozen base, with
+the lessons in its prompt. Both get their credit from that teacher (`methods/teacher_replies.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+import numpy as np
+from sqlalchemy import Connection
+
+from openclaw_rl.common.clock_hours import is_within_hours
+from openclaw_rl.gates.reply_source import BrokenVersion, GateReply, NoGateway, RepliesDelayed, ReplyOrder, ReplySource
+from openclaw_rl.practice.plan import PracticePlan, is_practised, plan_practice
+from openclaw_rl.practice.prompts import MAX_REPLY_TOKENS, PracticePrompt, PromptSelector
+from openclaw_rl.settings.schema_practice import PracticeConfig
+from openclaw_rl.store import leases
+from openclaw_rl.store.db import Store
+from openclaw_rl.store.lessons import lessons, practice_turns
+from openclaw_rl.store.lessons.lessons import LessonState
+from openclaw_rl.store.lessons.practice_turns import PRACTICE_SCOPE, PracticeTurn
+from openclaw_rl.store.lineage import policies
+from openclaw_rl.store.lineage.policy_names import OwnerFilter, PolicyOwner, owner_filter
+from openclaw_rl.types import (
+    Convention,
+    ExchangeStatus,
+    FinishReason,
+    JudgedTurn,
+    Kind,
+    Lease,
+    Origin,
+    Policy,
+    Reply,
+    Request,
+    Sampling,
+    Span,
+)
+
+log = logging.getLogger(__name__)
+BASE_VERSION = 0
+AVERAGED_STEPS = 2
+"""Newest divergences of a lesson whose mean decides whether it is learned; one alone is too noisy."""
+WORDS_FOR_ALL_STEPS = 3
+"""Weight of a lesson from which all steps are taken: one word may be a mistake, which is not learned to the end."""
+MAX_REFUSALS = 3
+"""Refused steps in a row after which practice waits for new words."""
+FORGOTTEN_FACTOR = 2.0
+"""A learned lesson is practised again from this times the bound on."""
+
+
+@dataclass(slots=True)
+class _Round:
+    """A round whose replies are being generated, for one head."""
+
+    head: Policy
+    plan: PracticePlan
+    prompts: Sequence[PracticePrompt]
+    from_teacher: int  # the first so many are answered by the teacher
+    seed: int
+    replies: list[GateReply] = field(default_factory=list)
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.replies) == len(self.prompts)
+
+    def order(self, place: int) -> ReplyOrder:
+        """Return the order of the reply to one of the prompts."""
+        prompt, is_teacher = self.prompts[place], place < self.from_teacher
+        ids = prompt.hinted_ids if is_teacher else prompt.plain_ids
+        limit = prompt.exchange.request.sampling.max_tokens or MAX_REPLY_TOKENS
+        return ReplyOrder(
+            version=BASE_VERSION if is_teacher else self.head.version,
+            prompt_ids=ids.tolist(),
+            max_tokens=min(limit, MAX_REPLY_TOKENS),
+            temperature=1.0,
+            seed=self.seed + place,
+        )
+
+
+class PracticeSession:
+    """Practises the lessons that are not in the weights. `note` says what it does, or why it does nothing."""
+
+    def __init__(
+        self,
+        store: Store,
+        settings: PracticeConfig,
+        selector: PromptSelector,
+        source: ReplySource,
+        *,
+        per: PolicyOwner = "all",
+        convention: Convention = "scaled",
+        at_once: int = 2,
+        seed: int = 0,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`per`: who has a policy of its own, which practises its own lessons on its own prompts.
+
+        `at_once`: replies that are asked for in one call; `clock`: seconds since the epoch.
+        """
+        self._store, self._settings, self._selector, self._source = store, settings, selector, source
+        self._convention: Convention = convention
+        self._per: PolicyOwner = per
+        self._at_once, self._seed, self._clock = at_once, seed, clock
+        self._rounds: dict[str, _Round] = {}  # by name of the policy
+        self._policy = ""  # that the last call practised
+        self.note = ""
+        self.is_waiting = False  # whether the last call could do nothing, but a later one may
+
+    def next_batch(
+        self, heads: Sequence[Policy], notes: dict[str, str], lease: Lease, lease_now: float
+    ) -> tuple[Policy, list[JudgedTurn]] | None:
+        """Return one of the heads with the turns of its complete round; else continue a round, and return None.
+
+        The oldest head comes first. `notes`: by policy; what is practised is added. Raises as `next_turns` does.
+        """
+        self.is_waiting, self._policy = False, ""
+        for head in sorted(heads, key=lambda head: head.created_at):
+            items = self.next_turns(head, lease, lease_now)
+            notes[head.name] += f"; {self.note}" if self.note else ""
+            if items:
+                return head, items
+            if self.has_work or self.is_waiting:
+                break
+        return None
+
+    def next_turns(self, head: Policy, lease: Lease, lease_now: float) -> list[JudgedTurn]:
+        """Return the turns of a complete round; else generate a few more replies, and return none.
+
+        `note` is empty if there is nothing to practise. Raises `DamagedRow`, and `StaleLease`.
+        """
+        self.note, self.is_waiting, self._policy = "", False, head.name
+        owner, found = owner_filter(self._per, head.name), self._rounds.pop(head.name, None)
+        with self._store.read() as conn:
+            pending = practice_turns.pending_turns(conn, owner)
+            is_current = found is not None and self._is_current(conn, found, head)
+        if pending:  # of this process, or of one that was killed before its step
+            return pending
+        found = found if is_current else self._begin(head, owner)
+        if found is None or not self._generate(found):
+            return []
+        if not found.is_complete:
+            self._rounds[head.name] = found
+            return []
+        with self._store.write() as conn:
+            leases.check(conn, lease, lease_now)
+            if self._is_current(conn, found, head):  # else a lesson was forgotten meanwhile
+                practice_turns.add_turns(conn, self._make_turns(found), at=self._clock())
+        with self._store.read() as conn:
+            return practice_turns.pending_turns(conn, owner)
+
+    def _is_current(self, conn: Connection, found: _Round, head: Policy) -> bool:
+        """Return whether the head and the lessons are those for which the round began."""
+        plan = plan_practice(conn, head, self._clock())
+        return found.head.version == head.version and found.plan.texts == plan.texts
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a round of the policy of the last call is in progress, which the next call continues."""
+        return self._policy in self._rounds and not self.is_waiting
+
+    def policies(self, conn: Connection) -> list[str]:
+        """Return the names of the policies that may have something to practise."""
+        return practice_turns.practising_policies(conn, self._per)
+
+    def _begin(self, head: Policy, owner: OwnerFilter | None) -> _Round | None:
+        """Choose the lessons and the prompts of the next round. `note` says why there are no prompts."""
+        settings, now = self._settings, self._clock()
+        with self._store.read() as conn:
+            plan = plan_practice(conn, head, now)
+            words = ", ".join(f'"{lesson.text}"' for lesson in plan.waiting[:3])
+            if not plan.targets:
+                if words:
+                    self.note = f"practice of {words} waits for more words of the person: earlier ones contradict it"
+                return None
+            if settings.hours is not None and not is_within_hours(settings.hours, datetime.fromtimestamp(now).time()):
+                self.note = f"practice of {words} waits for practice.hours ({settings.hours})"
+                return None
+            since = max(
+                practice_turns.last_step_at(conn, head.name), *(lesson.reinforced_at for lesson in plan.targets)
+            )
+            done = practice_turns.count_turns(conn, [lesson.id for lesson in plan.targets], since=since)
+            share = min(1.0, max(lesson.weight for lesson in plan.targets) / WORDS_FOR_ALL_STEPS)
+            if done >= share * settings.step_limit * settings.replies:
+                limit = f"{share:.0%} of practice.step_limit {settings.step_limit} are taken"
+                self.note = f"practice of {words} waits for new words of the person: {limit}"
+                return None
+            if practice_turns.is_refused(conn, [one.id for one in plan.targets], since=since, times=MAX_REFUSALS):
+                self.note = f"practice of {words} waits for new words of the person: {MAX_REFUSALS} steps were refused"
+                return None
+            seed = (self._seed * 1_000_003 + practice_turns.count_all(conn, owner)) % 2**31
+            prompts = self._selector.select_prompts(conn, plan, head, owner=owner, count=settings.replies, seed=seed)
+        if not prompts:
+            self.note = f"practice of {words} waits for a prompt of the person that it applies to"
+            return None
+        return _Round(
+            head=head,
+            plan=plan,
+            prompts=prompts,
+            from_teacher=round(settings.replies * settings.teacher_share),
+            seed=seed,
+        )
+
+    def _generate(self, found: _Round) -> bool:
+        """Generate a few more replies. Return False if the round has ended; `is_waiting`: no reply can be had now."""
+        places = range(len(found.replies), min(len(found.replies) + self._at_once, len(found.prompts)))
+        words = found.prompts[0].hint
+        self.note = f'practising "{words}": {len(found.replies)} of {len(found.prompts)} replies'
+        try:
+            found.replies += self._source.generate([found.order(place) for place in places])
+        except (RepliesDelayed, NoGateway, BrokenVersion) as error:
+            self.note, self.is_waiting = f'practice of "{words}" waits: {error}', not isinstance(error, BrokenVersion)
+            return isinstance(error, RepliesDelayed)
+        return True
+
+    def _make_turns(self, found: _Round) -> list[PracticeTurn]:
+        out = []
+        for place, (prompt, reply) in enumerate(zip(found.prompts, found.replies, strict=True)):
+            order, is_teacher = found.order(place), place < found.from_teacher
+            texts = {lesson.id: lesson.text for lesson in prompt.lessons}
+            source = prompt.exchange.request
+            request = Request(
+                id=f"practice-{secrets.token_hex(12)}",
+                scope=PRACTICE_SCOPE,
+                agent=source.agent,
+                user=source.user,
+                kind=Kind.PRACTICE,
+                dialect="practice",
+                messages=source.messages,
+                tools=source.tools,
+                template=source.template,
+                marks=(),
+                sampling=Sampling(
+                    temperature=order.temperature,
+                    seed=order.seed,
+                    max_tokens=order.max_tokens,
+                    convention=self._convention,
+                ),
+                prompt_ids=prompt.hinted_ids if is_teacher else prompt.plain_ids,
+                lessons=texts if is_teacher else {},
+                version=order.version,
+                identity=found.head.identity,
+                admitted_at=self._clock(),
+                origin=Origin.TEACHER if is_teacher else None,
+            )
+            out.append(
+                PracticeTurn(
+                    request=request,
+                    reply=self._make_reply(request, reply),
+                    source=source.id,
+                    lessons=texts,
+                    hint=prompt.hint,
+                )
+            )
+        return out
+
+    def _make_reply(self, request: Request, reply: GateReply) -> Reply:
+        is_cut = reply.finish == "length"
+        decoder = self._selector.renderer.new_text_decoder(())
+        decoder.push((reply.token_ids if is_cut else reply.token_ids[:-1]).tolist())
+        decoder.finish()
+        size = len(reply.token_ids)
+        return Reply(
+            id=request.id,
+            status=ExchangeStatus.DONE,
+            message=decoder.parser.to_message(),
+            response_ids=reply.token_ids,
+            logprobs=reply.logprobs,
+            mask=np.ones(size, np.bool_),
+            spans=(Span(start=0, end=size, version=request.version),),
+            finish_reason=FinishReason.LENGTH if is_cut else FinishReason.STOP,
+            mark=None,
+            finished_at=self._clock(),
+        )
+
+    def record_divergences(self, conn: Connection, head: Policy, divergences: Mapping[str, float]) -> None:
+        """Store the divergence of each practised lesson from `head`, and whether it is learned, or no longer.
+
+        `divergences`: by turn, KL(head || teacher) in nats per token.
+        """
+        line, bound = policies.lineage(conn, head.version), self._settings.max_divergence
+        turns_by_lesson = practice_turns.lessons_of_practice(conn, divergences)
+        linked = (lessons.get(conn, id_) for id_ in turns_by_lesson)
+        found = [lesson for lesson in linked if lesson is not None and is_practised(lesson)]
+        active = [lesson for lesson in found if lesson.state is LessonState.ACTIVE]
+        for lesson in active or found:  # beside an active lesson, the divergence says nothing about a learned one
+            value = float(np.mean([divergences[turn] for turn in turns_by_lesson[lesson.id]]))
+            lessons.record_divergence(conn, lesson.id, head.version, value, at=self._clock())
+            newest = practice_turns.newest_divergences(conn, lesson.id, line, AVERAGED_STEPS)
+            mean = float(np.mean(newest))
+            if lesson.state is LessonState.ACTIVE and len(newest) == AVERAGED_STEPS and mean < bound:
+                lessons.mark_learned(conn, lesson.id, head.version)
+                log.info('learned: "%s" (divergence %.3f)', lesson.text, mean)
+            elif lesson.state is LessonState.LEARNED and value > FORGOTTEN_FACTOR * bound:
+                lessons.mark_active(conn, lesson.id)
+                log.info('no longer in the weights: "%s" (divergence %.3f)', lesson.text, value)

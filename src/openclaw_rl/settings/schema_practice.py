@@ -1,0 +1,48 @@
+"""Settings of practice: learning between conversations what people said in words."""
+
+from __future__ import annotations
+
+from pydantic import Field, field_validator
+
+from openclaw_rl.common.clock_hours import parse_hours
+from openclaw_rl.settings.strict_yaml import Section
+
+
+class PracticeConfig(Section):
+    """Practice of lessons between the batches (docs/concepts/practice.md)."""
+
+    enabled: bool = Field(
+        True,
+        description="while nobody waits for a reply, answer a person's earlier prompts again and learn from the "
+        "answers what their lessons say; needs a method that uses hints",
+    )
+    replies: int = Field(16, ge=2, le=256, description="replies of one practice step")
+    teacher_share: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="share of them that the frozen base gives, with the lessons in its prompt; without any, a policy "
+        "that is sure of itself cannot follow a change of taste",
+    )
+    max_divergence: float = Field(
+        0.02,
+        gt=0,
+        description="KL(policy, base with the lessons) in nats per token, the mean of two steps, below which a lesson "
+        "is learned: practice on it ends",
+    )
+    step_limit: int = Field(
+        24,
+        ge=1,
+        description="practice steps on the same lessons until a person's next words about them, or the next step on "
+        "their turns; of a lesson with a weight below 3 only a share",
+    )
+    hours: str | None = Field(
+        None, description='part of the day in which it practises, in local time, such as "22:00-06:00"; default: always'
+    )
+
+    @field_validator("hours")
+    @classmethod
+    def _check_hours(cls, value: str | None) -> str | None:
+        if value is not None:
+            parse_hours(value)
+        return value

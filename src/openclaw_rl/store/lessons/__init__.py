@@ -1,0 +1,1 @@
+"""The lessons: what people said about replies in words."""

@@ -1,0 +1,337 @@
+"""Lessons: what people said about replies in words, with the turns that are their evidence.
+
+`judge/lessons/` makes them from verdicts, `serve` adds their text to prompts, and the trainer decides from the
+divergence between the two prompts when the weights have learned them. `policy` names the policy that learns a lesson
+(`policy_names`). `key` is the id of the API key whose conversations gave it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Select,
+    and_,
+    bindparam,
+    delete,
+    exists,
+    func,
+    literal_column,
+    or_,
+    select,
+    update,
+)
+from sqlalchemy.dialects.sqlite import insert
+
+from openclaw_rl.store import events
+from openclaw_rl.store import schema as t
+from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME
+from openclaw_rl.store.rows import from_row, to_row
+
+MAX_LESSON_CHARS = 1200
+"""A longer text makes no lesson, as it would stand in every prompt."""
+HALF_LIFE_SECONDS = 30 * 86400.0
+"""Time in which the weight of a lesson halves."""
+MAX_WEIGHT = 4.0
+"""Most weight that evidence adds up to, so that a taste that changes is followed after a few words."""
+
+_OLDEST_FIRST: tuple[ColumnElement[Any], ...] = (t.lessons.c.made_at, literal_column("lessons.rowid"))
+
+
+class LessonScope(StrEnum):
+    """Kind of what a lesson is for. Question: prompts whose last user message has the hash `scope_value`."""
+
+    AGENT = "agent"
+    USER = "user"
+    SESSION = "session"
+    QUESTION = "question"
+
+
+class LessonState(StrEnum):
+    """Active: not yet in the weights. Learned: in the weights. Superseded: another lesson contradicts it."""
+
+    ACTIVE = "active"
+    LEARNED = "learned"
+    SUPERSEDED = "superseded"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lesson:
+    """One lesson. `weight`: as of `reinforced_at`; times are seconds since the epoch."""
+
+    id: str
+    policy: str = DEFAULT_NAME
+    key: str = ""
+    text: str
+    topic: str = ""  # "subject/value", e.g. "length/short": lessons with another value contradict it; "": not known
+    scope_kind: LessonScope = LessonScope.AGENT
+    scope_value: str = ""
+    weight: float = 1.0
+    state: LessonState = LessonState.ACTIVE
+    superseded_by: str | None = None
+    is_pinned: bool = False
+    made_at: float
+    reinforced_at: float
+    learned_version: int | None = None  # the version since which it is in the weights
+    divergence: float | None = None  # plain prompt against the prompt with the lesson, as measured last
+
+    def weight_at(self, now: float) -> float:
+        """Return the aged weight."""
+        age = max(0.0, now - self.reinforced_at)
+        return float(self.weight * 0.5 ** (age / HALF_LIFE_SECONDS))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptContext:
+    """Owner and place of a prompt, which decide the lessons for it. `question`: hash of its last user message."""
+
+    policy: str = DEFAULT_NAME
+    key: str = ""
+    agent: str = ""
+    user: str = ""
+    session: str = ""
+    question: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LessonTurn:
+    """One turn that is evidence of a lesson. `weight`: how much it counts, in (0, 1]."""
+
+    lesson: str
+    turn: str
+    weight: float
+    at: float
+
+
+def _is_in_scope() -> ColumnElement[bool]:
+    """Return the condition that a lesson is for a `PromptContext`, of which only the agent may have no name."""
+    kind, value = t.lessons.c.scope_kind, t.lessons.c.scope_value
+    named = (and_(kind == scope.value, value == bindparam(scope.value)) for scope in LessonScope)
+    return or_(*named) & ((kind == LessonScope.AGENT.value) | (value != ""))
+
+
+_select_for_context = (
+    select(t.lessons)
+    .where(t.lessons.c.policy == bindparam("policy"), t.lessons.c.key == bindparam("key"), _is_in_scope())
+    .order_by(*_OLDEST_FIRST)
+)
+
+
+def new_lesson_id() -> str:
+    """Return a new id: eight hexadecimal digits."""
+    return secrets.token_hex(4)
+
+
+def add_lesson(conn: Connection, lesson: Lesson) -> None:
+    """Store a new lesson."""
+    conn.execute(insert(t.lessons).values(to_row(t.lessons, lesson)))
+
+
+def get(conn: Connection, id: str) -> Lesson | None:
+    return next(iter(_lessons(conn, select(t.lessons).where(t.lessons.c.id == id))), None)
+
+
+def list_lessons(
+    conn: Connection, *, policy: str | None = None, states: Collection[LessonState] = tuple(LessonState)
+) -> list[Lesson]:
+    """Return the lessons in these states, oldest first. `policy`: only those of this policy."""
+    query = select(t.lessons).where(t.lessons.c.state.in_([state.value for state in states]))
+    if policy is not None:
+        query = query.where(t.lessons.c.policy == policy)
+    return _lessons(conn, query.order_by(*_OLDEST_FIRST))
+
+
+def lessons_for(
+    conn: Connection, context: PromptContext, *, states: Collection[LessonState] = (LessonState.ACTIVE,)
+) -> list[Lesson]:
+    """Return the lessons for a prompt in these states, oldest first."""
+    found = _lessons(conn, _select_for_context, asdict(context))
+    return [lesson for lesson in found if lesson.state in states]
+
+
+def lessons_in_scope(conn: Connection, lesson: Lesson) -> list[Lesson]:
+    """Return all other lessons of exactly this lesson's scope, oldest first, in any state."""
+    c = t.lessons.c
+    here = (c.policy == lesson.policy, c.key == lesson.key, c.id != lesson.id)
+    scope = (c.scope_kind == lesson.scope_kind.value, c.scope_value == lesson.scope_value)
+    return _lessons(conn, select(t.lessons).where(*here, *scope).order_by(*_OLDEST_FIRST))
+
+
+def superseded_lessons(conn: Connection, id: str) -> list[Lesson]:
+    """Return the lessons that this one superseded, oldest first."""
+    c = t.lessons.c
+    return _lessons(conn, select(t.lessons).where(c.superseded_by == id).order_by(c.made_at, c.id))
+
+
+def last_contrary_turns(conn: Connection) -> dict[tuple[str, str], int]:
+    """Return (key, agent) -> number in the store of the newest turn that is evidence of a taste that has changed since.
+
+    That is: of a lesson of the agent that another one superseded and that more than one turn is evidence of.
+    """
+    c, evidence = t.lessons.c, t.lesson_turns.c
+    query = (
+        select(c.key, c.scope_value, func.max(t.turns.c.seq).label("seq"))
+        .join(t.lesson_turns, evidence.lesson == c.id)
+        .join(t.turns, t.turns.c.id == evidence.turn)
+        .where(c.superseded_by.is_not(None), c.scope_kind == LessonScope.AGENT.value)
+        .group_by(c.id)
+        .having(func.count() > 1)
+    )
+    found: dict[tuple[str, str], int] = {}
+    for row in conn.execute(query):
+        place = row.key, row.scope_value
+        found[place] = max(row.seq, found.get(place, 0))
+    return found
+
+
+def first_words_of_practice(conn: Connection, version: int) -> dict[tuple[str, str], int]:
+    """Return (key, agent) -> number in the store of the turn that first gave a lesson that `version` practised.
+
+    Of several lessons of an agent, the one that was given last counts.
+    """
+    c, evidence, link = t.lessons.c, t.lesson_turns.c, t.practice_lessons.c
+    used = select(t.uses.c.turn).where(t.uses.c.policy == version)
+    first = (
+        select(c.key, c.scope_value, func.min(t.turns.c.seq).label("seq"))
+        .join(t.lesson_turns, evidence.lesson == c.id)
+        .join(t.turns, t.turns.c.id == evidence.turn)
+        .where(c.id.in_(select(link.lesson).where(link.turn.in_(used))), c.scope_kind == LessonScope.AGENT.value)
+        .group_by(c.id)
+    ).subquery()
+    newest = select(first.c.key, first.c.scope_value, func.max(first.c.seq)).group_by(first.c.key, first.c.scope_value)
+    return {(key, agent): seq for key, agent, seq in conn.execute(newest)}
+
+
+def lessons_of_turns(conn: Connection, turns: Collection[str]) -> list[Lesson]:
+    """Return the lessons that have one of these turns as evidence, oldest first."""
+    given = exists().where(t.lesson_turns.c.lesson == t.lessons.c.id, t.lesson_turns.c.turn.in_(turns))
+    return _lessons(conn, select(t.lessons).where(given).order_by(*_OLDEST_FIRST))
+
+
+def turns_of_lesson(conn: Connection, id: str) -> list[LessonTurn]:
+    """Return the evidence of a lesson, oldest first."""
+    c = t.lesson_turns.c
+    rows = conn.execute(select(t.lesson_turns).where(c.lesson == id).order_by(c.at, c.turn))
+    return [from_row(LessonTurn, row) for row in rows]
+
+
+def reinforce(conn: Connection, id: str, turn: str, *, weight: float = 1.0, at: float) -> bool:
+    """Add a turn to the evidence of a lesson, and its weight to the aged one. False if it was evidence already."""
+    evidence = LessonTurn(lesson=id, turn=turn, weight=weight, at=at)
+    added = conn.execute(insert(t.lesson_turns).values(to_row(t.lesson_turns, evidence)).on_conflict_do_nothing())
+    lesson = get(conn, id)
+    if not added.rowcount or lesson is None:
+        return False
+    new = min(MAX_WEIGHT, lesson.weight_at(at) + weight)
+    _update(conn, id, weight=new, reinforced_at=max(at, lesson.reinforced_at))
+    return True
+
+
+def set_weight(conn: Connection, id: str, weight: float, *, at: float) -> None:
+    """Set the weight as of this time, from which it ages."""
+    _update(conn, id, weight=weight, reinforced_at=at)
+
+
+def supersede(conn: Connection, id: str, by: str) -> None:
+    """Take a lesson out of force because another one contradicts it."""
+    _update(conn, id, state=LessonState.SUPERSEDED.value, superseded_by=by, learned_version=None)
+
+
+def mark_learned(conn: Connection, id: str, version: int, *, at: float | None = None) -> None:
+    """Record that the weights follow an active lesson since this version, with an event "lesson.learned".
+
+    `at`: seconds since the epoch, by default now. A lesson in another state is left as it is.
+    """
+    is_active = t.lessons.c.state == LessonState.ACTIVE.value
+    new = {"state": LessonState.LEARNED.value, "learned_version": version}
+    if conn.execute(update(t.lessons).where(t.lessons.c.id == id, is_active).values(new)).rowcount:
+        events.append(conn, "lesson.learned", id, {"version": version}, time.time() if at is None else at)
+
+
+def unlearn_versions(conn: Connection, versions: Collection[int]) -> None:
+    """Put the lessons into force that the weights follow only since one of these versions."""
+    learned = t.lessons.c.learned_version.in_(versions)
+    conn.execute(update(t.lessons).where(learned).values(state=LessonState.ACTIVE.value, learned_version=None))
+
+
+def mark_active(conn: Connection, id: str) -> None:
+    """Put a lesson into force, as one that the weights do not follow by themselves."""
+    _update(conn, id, state=LessonState.ACTIVE.value, superseded_by=None, learned_version=None)
+
+
+def record_divergence(conn: Connection, id: str, version: int, value: float, *, at: float) -> None:
+    """Store the divergence that was measured with this version: mean KL in nats per token."""
+    row = {"lesson": id, "version": version, "value": value, "at": at}
+    conn.execute(insert(t.lesson_divergences).values(row).prefix_with("OR REPLACE"))
+    _update(conn, id, divergence=value)
+
+
+def divergences_of(conn: Connection, id: str) -> list[tuple[int, float]]:
+    """Return (version, divergence), oldest version first."""
+    c = t.lesson_divergences.c
+    rows = conn.execute(select(c.version, c.value).where(c.lesson == id).order_by(c.version))
+    return [(row.version, row.value) for row in rows]
+
+
+def edit_text(conn: Connection, id: str, text: str) -> None:
+    """Replace the text, not the topic: the same wish stays the same lesson. The weights have not learned the text."""
+    _update(conn, id, text=text, divergence=None)
+    conn.execute(delete(t.lesson_divergences).where(t.lesson_divergences.c.lesson == id))
+    is_learned = t.lessons.c.state == LessonState.LEARNED.value
+    active = {"state": LessonState.ACTIVE.value, "learned_version": None}
+    conn.execute(update(t.lessons).where(t.lessons.c.id == id, is_learned).values(active))
+
+
+def set_pinned(conn: Connection, id: str, is_pinned: bool) -> None:
+    """Pin or unpin a lesson. A pinned lesson is never superseded and stays in prompts after it is learned."""
+    _update(conn, id, is_pinned=int(is_pinned))
+
+
+def pin_in_force(conn: Connection, id: str) -> Lesson | None:
+    """Pin a lesson and put it into force.
+
+    Returns the lesson in force that had superseded it, as it was. That one is superseded now, and not pinned.
+    """
+    rival = _lesson_in_force(conn, id)
+    set_pinned(conn, id, True)
+    if rival is None or rival.id == id:
+        return None
+    mark_active(conn, id)
+    supersede(conn, rival.id, id)
+    set_pinned(conn, rival.id, False)
+    return rival
+
+
+def _lesson_in_force(conn: Connection, id: str) -> Lesson | None:
+    """Return the lesson at the end of the chain of those that superseded one another; the lesson itself if none did."""
+    lesson, seen = get(conn, id), set[str]()
+    while lesson is not None and lesson.superseded_by is not None and lesson.id not in seen:
+        seen.add(lesson.id)
+        lesson = get(conn, lesson.superseded_by)
+    return lesson
+
+
+def _lessons(
+    conn: Connection, query: Select[tuple[object, ...]], values: Mapping[str, str] | None = None
+) -> list[Lesson]:
+    return [
+        from_row(
+            Lesson,
+            row,
+            scope_kind=LessonScope(row.scope_kind),
+            state=LessonState(row.state),
+            is_pinned=bool(row.is_pinned),
+        )
+        for row in conn.execute(query, values)
+    ]
+
+
+def _update(conn: Connection, id: str, **values: object) -> None:
+    conn.execute(update(t.lessons).where(t.lessons.c.id == id).values(values))

@@ -1,0 +1,172 @@
+"""Turns of practice: replies to a person's earlier prompts that the trainer generates to learn a lesson from.
+
+They are never part of a conversation and are never linked. Each is judged by `PRACTICE_JUDGE`, without a score and with
+the text of its lessons as the hint. A version uses them like any other turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import ColumnElement, Connection, and_, func, insert, select
+
+from openclaw_rl.store import exchanges, turn_states, turns
+from openclaw_rl.store import schema as t
+from openclaw_rl.store.lessons import lessons
+from openclaw_rl.store.lineage.policy_names import OwnerFilter, PolicyOwner, is_owned
+from openclaw_rl.store.lineage.training_queue import load_judged_turns
+from openclaw_rl.store.turns import PRACTICE_JUDGE
+from openclaw_rl.types import Capture, ExchangeStatus, JudgedTurn, Kind, PolicyState, Reply, Request, TurnState, Verdict
+
+PRACTICE_SCOPE = "practice"
+"""Scope of practice exchanges: no API key has it, so that no conversation is linked with them."""
+_IS_PRACTICE = t.equals_literal(t.turns.c.kind, Kind.PRACTICE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PracticeTurn:
+    """One reply of practice. `source`: the turn whose prompt was asked again; `lessons`: id -> text."""
+
+    request: Request
+    reply: Reply
+    source: str
+    lessons: dict[str, str]
+    hint: str  # the text in the teacher's prompt
+
+
+def add_turns(conn: Connection, items: Sequence[PracticeTurn], *, at: float) -> None:
+    """Insert the replies as judged turns. Degenerate replies are stored as dropped ones."""
+    exchanges.insert_started(conn, [item.request for item in items])
+    exchanges.insert_finished(conn, [item.reply for item in items])
+    conn.execute(insert(t.practice_turns), [{"turn": item.request.id, "source": item.source} for item in items])
+    links = [{"turn": item.request.id, "lesson": lesson} for item in items for lesson in item.lessons]
+    conn.execute(insert(t.practice_lessons), links)
+    for item in items:
+        found = turns.get(conn, item.request.id)
+        if found is None or found.state is TurnState.DROPPED:
+            continue
+        turn_states.transition(conn, item.request.id, TurnState.CLOSED, at=at)
+        verdict = Verdict(turn=item.request.id, revision=0, judge=PRACTICE_JUDGE, score=None, hints=(item.hint,), at=at)
+        turns.add_verdict(conn, verdict)
+
+
+def practising_policies(conn: Connection, per: PolicyOwner) -> list[str]:
+    """Return the policies that are trained under this setting and have lessons in force."""
+    in_force = t.lessons.c.state != lessons.LessonState.SUPERSEDED.value
+    found = conn.execute(select(t.lessons.c.policy).where(in_force).distinct().order_by(t.lessons.c.policy)).scalars()
+    return [name for name in found if is_owned(per, name)]
+
+
+def pending_turns(conn: Connection, owner: OwnerFilter | None = None) -> list[JudgedTurn]:
+    """Return the turns of practice that no version was trained on yet, oldest first. Raises `DamagedRow`.
+
+    `owner`: only those from prompts of this agent, user or key.
+    """
+    c = t.turns.c
+    query = select(c.id).where(
+        _is_practice_of(owner), c.state == TurnState.JUDGED.value, c.untrainable.is_(None), c.uses == 0
+    )
+    return load_judged_turns(conn, list(conn.execute(query).scalars()))
+
+
+def lessons_of_practice(conn: Connection, turn_ids: Collection[str]) -> dict[str, list[str]]:
+    """Return, by lesson, those of the turns of practice that were made from it."""
+    c = t.practice_lessons.c
+    found: dict[str, list[str]] = {}
+    for row in conn.execute(select(c.lesson, c.turn).where(c.turn.in_(list(turn_ids))).order_by(c.lesson, c.turn)):
+        found.setdefault(row.lesson, []).append(row.turn)
+    return found
+
+
+def turns_practised_from(conn: Connection, evidence: Collection[str]) -> list[str]:
+    """Return the turns of practice that lose their ground with these turns, oldest first.
+
+    That is: one of their lessons has no other evidence, or their prompt is that of one of the turns.
+    """
+    own = [
+        lesson.id
+        for lesson in lessons.lessons_of_turns(conn, evidence)
+        if not lesson.is_pinned and {one.turn for one in lessons.turns_of_lesson(conn, lesson.id)} <= set(evidence)
+    ]
+    return sorted({*turns_of_lessons(conn, own), *_turns_of_sources(conn, evidence)})
+
+
+def turns_of_lessons(conn: Connection, ids: Collection[str]) -> list[str]:
+    """Return the turns of practice that were made from one of these lessons."""
+    c = t.practice_lessons.c
+    return list(conn.execute(select(c.turn).where(c.lesson.in_(list(ids))).distinct()).scalars())
+
+
+def _turns_of_sources(conn: Connection, ids: Collection[str]) -> list[str]:
+    c = t.practice_turns.c
+    return list(conn.execute(select(c.turn).where(c.source.in_(list(ids)))).scalars())
+
+
+def count_all(conn: Connection, owner: OwnerFilter | None = None) -> int:
+    """Return the number of turns of practice. `owner`: as in `pending_turns`."""
+    return int(conn.execute(select(func.count()).select_from(t.turns).where(_is_practice_of(owner))).scalar_one())
+
+
+def _is_practice_of(owner: OwnerFilter | None) -> ColumnElement[bool]:
+    return _IS_PRACTICE if owner is None else and_(_IS_PRACTICE, owner.practice_condition())
+
+
+def count_turns(conn: Connection, ids: Collection[str], *, since: float) -> int:
+    """Return the number of turns of practice with one of these lessons since then (seconds since the epoch)."""
+    made = select(func.count(t.practice_lessons.c.turn.distinct()))
+    made = made.join(t.turns, t.turns.c.id == t.practice_lessons.c.turn)
+    made = made.join(t.exchanges, t.exchanges.c.seq == t.turns.c.seq)
+    of_lessons = t.practice_lessons.c.lesson.in_(list(ids))
+    return int(conn.execute(made.where(of_lessons, t.exchanges.c.admitted_at > since)).scalar_one())
+
+
+def is_refused(conn: Connection, ids: Collection[str], *, since: float, times: int) -> bool:
+    """Return whether the newest `times` versions since then that practised one of these lessons were all refused."""
+    p, link = t.policies.c, t.practice_lessons.c
+    made = (
+        select(t.uses.c.policy).join(t.practice_lessons, link.turn == t.uses.c.turn).where(link.lesson.in_(list(ids)))
+    )
+    query = select(p.state).where(p.created_at > since, p.version.in_(made)).order_by(p.version.desc()).limit(times)
+    states = list(conn.execute(query).scalars())
+    return len(states) == times and set(states) == {PolicyState.REJECTED.value}
+
+
+def last_step_at(conn: Connection, policy: str) -> float:
+    """Return when the newest version of a policy was made that was trained on a person's turns; 0 without one."""
+    main = t.turns.c.kind != Kind.PRACTICE.value
+    trained = select(t.uses.c.policy).join(t.turns, t.turns.c.id == t.uses.c.turn).where(main)
+    own = t.policies.c.name == policy
+    newest = select(func.max(t.policies.c.created_at)).where(own, t.policies.c.version.in_(trained))
+    return float(conn.execute(newest).scalar_one() or 0.0)
+
+
+def newest_prompts(conn: Connection, *, identity: str, limit: int, owner: OwnerFilter | None = None) -> list[str]:
+    """Return the newest main turns that were served here and whose prompts can be asked again, newest first.
+
+    Only prompts whose reply got a reaction count: the message that ends a conversation ("Thanks!") asks for nothing.
+    Those of episodes, whose tasks may be held out, are left out. `owner`: only those of this agent, user or key.
+    """
+    x, c = t.exchanges.c, t.turns.c
+    query = select(c.id).join(t.exchanges, x.seq == c.seq)
+    query = query.where(
+        t.equals_literal(c.kind, Kind.MAIN),
+        x.identity == identity,
+        x.origin.is_(None),
+        x.episode.is_(None),
+        x.capture == Capture.FULL.value,
+        x.status == ExchangeStatus.DONE.value,
+        c.state.in_([TurnState.CLOSED.value, TurnState.JUDGED.value]),
+        *(() if owner is None else (owner.condition(),)),
+    )
+    return list(conn.execute(query.order_by(c.seq.desc()).limit(limit)).scalars())
+
+
+def newest_versions(conn: Connection, lesson: str, line: Collection[int], limit: int) -> list[int]:
+    """Return the newest versions of a lineage with which the divergence of a lesson was measured, oldest first."""
+    return [version for version, _ in lessons.divergences_of(conn, lesson) if version in line][-limit:]
+
+
+def newest_divergences(conn: Connection, lesson: str, line: Collection[int], limit: int) -> list[float]:
+    """Return the divergences of a lesson from the newest versions of a lineage, oldest first."""
+    return [value for version, value in lessons.divergences_of(conn, lesson) if version in line][-limit:]

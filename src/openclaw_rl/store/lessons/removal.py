@@ -1,0 +1,88 @@
+"""Removal of lessons and of their evidence. Practice turns that no version was published with go with their lesson."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from sqlalchemy import Connection, delete, exists, select
+
+from openclaw_rl.store import schema as t
+from openclaw_rl.store import turn_states
+from openclaw_rl.store.lessons import lessons
+from openclaw_rl.store.lessons.lessons import Lesson
+from openclaw_rl.store.turns import PRACTICE_JUDGE, add_verdict, current_verdict
+from openclaw_rl.types import PolicyState, TurnState
+
+_FORGOTTEN = "the lesson that it practises was forgotten"
+
+
+def forget(conn: Connection, id: str, *, at: float) -> None:
+    """Delete a lesson with its evidence. Lessons that it superseded are in force again.
+
+    Where they contradict each other, the newest is; where the lesson was superseded itself, its successor stays. Turns
+    of practice are taken back if no version was published with them.
+    """
+    successor = conn.execute(select(t.lessons.c.superseded_by).where(t.lessons.c.id == id)).scalar_one_or_none()
+    freed, newest = lessons.superseded_lessons(conn, id), dict[str, str]()
+    turn_states.take_back(conn, _unpublished_practice(conn, id), _FORGOTTEN, at=at)
+    conn.execute(delete(t.lessons).where(t.lessons.c.id == id))
+    for other in sorted(freed, key=lambda lesson: lesson.reinforced_at, reverse=True):
+        subject = other.topic.partition("/")[0] or other.id
+        by = successor or newest.setdefault(subject, other.id)
+        if by == other.id:
+            lessons.mark_active(conn, other.id)
+        else:
+            lessons.supersede(conn, other.id, by)
+
+
+def remove_evidence(
+    conn: Connection,
+    turns: Collection[str],
+    *,
+    at: float,
+    only: Collection[str] | None = None,
+    keep_pinned: bool = False,
+) -> list[Lesson]:
+    """Take these turns out of the lessons (`only`: of those with these ids).
+
+    Returns the lessons that were deleted because no evidence is left; with `keep_pinned`, pinned ones stay. A lesson
+    that keeps evidence loses the weight of the turns.
+    """
+    gone = []
+    for lesson in lessons.lessons_of_turns(conn, turns):
+        if only is not None and lesson.id not in only:
+            continue
+        evidence, c = lessons.turns_of_lesson(conn, lesson.id), t.lesson_turns.c
+        conn.execute(delete(t.lesson_turns).where(c.lesson == lesson.id, c.turn.in_(turns)))
+        if (keep_pinned and lesson.is_pinned) or any(one.turn not in turns for one in evidence):
+            lost = sum(one.weight for one in evidence if one.turn in turns)
+            lessons.set_weight(
+                conn, lesson.id, max(lesson.weight - lost, min(lesson.weight, 1.0)), at=lesson.reinforced_at
+            )
+        else:
+            forget(conn, lesson.id, at=at)
+            gone.append(lesson)
+    return gone
+
+
+def take_back(conn: Connection, turns: Sequence[str], reason: str, *, at: float) -> None:
+    """Drop the turns for good, and take them out of the lessons."""
+    remove_evidence(conn, turns, at=at)
+    turn_states.take_back(conn, turns, reason, at=at)
+
+
+def give_back(conn: Connection, used: Collection[str], *, at: float) -> None:
+    """Reopen those of the turns that were taken back. The judge reads them again, and their lessons with them."""
+    for id_ in turn_states.taken_back(conn, list(used)):
+        verdict = current_verdict(conn, id_)
+        is_open = verdict is not None and turn_states.transition(conn, id_, TurnState.CLOSED, at=at)
+        if is_open and verdict is not None and verdict.judge == PRACTICE_JUDGE:  # there is no reaction to be judged by
+            add_verdict(conn, verdict)
+
+
+def _unpublished_practice(conn: Connection, lesson: str) -> list[str]:
+    """Return the turns of practice of a lesson that were used by no version, or only by a candidate."""
+    used = select(t.uses.c.turn).join(t.policies, t.policies.c.version == t.uses.c.policy)
+    used = used.where(t.uses.c.turn == t.practice_lessons.c.turn, t.policies.c.state != PolicyState.CANDIDATE.value)
+    link = t.practice_lessons.c
+    return list(conn.execute(select(link.turn).where(link.lesson == lesson, ~exists(used))).scalars())

@@ -1,0 +1,185 @@
+"""`openclaw-rl lessons`, and what `chat` says about them."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from tests.store.world import close, serve
+
+from openclaw_rl.cli.chat import _ChatSession
+from openclaw_rl.cli.main import cli
+from openclaw_rl.common.terminal import TerminalConsole
+from openclaw_rl.settings.load import Config, from_flat
+from openclaw_rl.store import events
+from openclaw_rl.store.db import Store
+from openclaw_rl.store.lessons import lessons
+from openclaw_rl.store.lessons.lessons import Lesson, LessonState
+from openclaw_rl.store.lineage import policies
+from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME
+from openclaw_rl.supervisor.supervisor import prepare_home
+from openclaw_rl.types import Policy, PolicyState
+
+SHORT = Lesson(id="aa", key="key", text="Keep answers short.", topic="length/short", made_at=1.0, reinforced_at=1.0)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    config = from_flat({"home": str(tmp_path), "serve.api_key": "sk-test"})
+    prepare_home(config)
+    with Store.open(config.store_path) as store, store.write() as conn:
+        policies.ensure_root(conn, base="base", identity="i", at=1.0)
+        serve(conn, "turn-1")
+        close(conn, "turn-1", "shorter, please")
+        lessons.add_lesson(conn, SHORT)
+        lessons.add_lesson(conn, replace(SHORT, id="bb", text="Give long, detailed answers.", topic="length/long"))
+        lessons.supersede(conn, "bb", "aa")
+        lessons.reinforce(conn, "aa", "turn-1", at=1.0)
+    return config
+
+
+def run(config: Config, *arguments: str, code: int = 0) -> str:
+    done = CliRunner().invoke(cli, ["lessons", *arguments, "--home", config.home], env={"COLUMNS": "120"})
+    assert done.exit_code == code, done.output
+    return done.output
+
+
+def stored(config: Config, id: str) -> Lesson | None:
+    with Store.open(config.store_path) as store, store.read() as conn:
+        return lessons.get(conn, id)
+
+
+def test_the_list_shows_each_lesson_with_what_was_said(config: Config) -> None:
+    out = run(config, "list")
+    assert "aa  Keep answers short." in out
+    assert "in prompts, not yet in the weights; for agent (without a name), weight" in out
+    assert "    said: shorter, please (turn-1)" in out
+    assert "Give long" not in out
+    assert "superseded by aa" in run(config, "list", "--all")
+    (row,) = json.loads(run(config, "list", "--json"))["lessons"]
+    assert (row["id"], row["state"], row["turns"][0]["asked"]) == ("aa", "active", "this is turn-1")
+
+
+def test_lessons_are_edited_pinned_and_forgotten(config: Config) -> None:
+    run(config, "edit", "aa", "At most two  sentences.")
+    assert stored(config, "aa") == replace(SHORT, text="At most two sentences.", weight=2.0)
+    run(config, "pin", "bb")
+    found = stored(config, "aa")
+    assert found is not None
+    assert (found.state, found.superseded_by) == (LessonState.SUPERSEDED, "bb"), "the owner has chosen the other one"
+    run(config, "unpin", "bb")
+    run(config, "forget", "bb", "--yes")
+    assert stored(config, "bb") is None
+    found = stored(config, "aa")
+    assert found is not None
+    assert found.state is LessonState.ACTIVE, "it is in force again"
+
+
+def test_of_two_pinned_lessons_that_contradict_each_other_the_later_one_is_in_force(config: Config) -> None:
+    run(config, "pin", "aa")
+    out = run(config, "pin", "bb")
+    assert "aa is superseded and no longer pinned: Keep answers short." in out
+    first, second = stored(config, "aa"), stored(config, "bb")
+    assert first is not None
+    assert second is not None
+    assert (first.state, first.is_pinned) == (LessonState.SUPERSEDED, False)
+    assert (second.state, second.is_pinned) == (LessonState.ACTIVE, True)
+
+
+def test_a_pinned_lesson_supersedes_the_last_of_those_that_superseded_one_another(config: Config) -> None:
+    with Store.open(config.store_path) as store, store.write() as conn:
+        lessons.add_lesson(conn, replace(SHORT, id="cc", text="One line.", topic="length/line"))
+        lessons.supersede(conn, "aa", "cc")
+    assert "cc is superseded: One line." in run(config, "pin", "bb")
+    found = stored(config, "cc")
+    assert found is not None
+    assert found.superseded_by == "bb"
+
+
+def test_a_text_that_fits_no_prompt_is_refused(config: Config) -> None:
+    done = CliRunner().invoke(cli, ["lessons", "edit", "aa", "x" * 1201, "--home", config.home])
+    assert "the text has 1,201 characters, and a lesson at most 1,200" in str(done.exception)
+    assert stored(config, "aa") == replace(SHORT, weight=2.0)
+
+
+def test_an_edit_of_a_superseded_lesson_says_that_it_is_in_no_prompt(config: Config) -> None:
+    assert "it is in no prompt: aa superseded it" in run(config, "edit", "bb", "Three sentences.")
+
+
+def test_a_question_before_a_lesson_is_forgotten_blocks_nobody(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(*_: object, **__: object) -> bool:
+        with Store.open(config.store_path) as store, store.write() as conn:  # another process writes meanwhile
+            lessons.set_pinned(conn, "aa", True)
+        return True
+
+    monkeypatch.setattr("click.confirm", answer)
+    run(config, "forget", "aa")
+    assert stored(config, "aa") is None
+
+
+def test_an_unknown_lesson_is_named(config: Config) -> None:
+    done = CliRunner().invoke(cli, ["lessons", "pin", "zz", "--home", config.home])
+    assert "no lesson 'zz'" in str(done.exception)
+
+
+def test_chat_says_what_was_noted_and_learned(config: Config) -> None:
+    with Store.open(config.store_path) as store, store.write() as conn:
+        events.append(conn, "lesson.made", "aa", {"turn": "turn-1"}, 2.0)
+        events.append(conn, "lesson.made", "aa", {"turn": "of another conversation"}, 2.0)
+        lessons.mark_learned(conn, "aa", 0)
+        lessons.mark_learned(conn, "aa", 0)
+    session = _ChatSession(config, TerminalConsole())
+    session._conversation.reply_ids.add("turn-1")
+    lines = [session._event_line(event) for event in session._new_events(0)]
+    assert [line for line in lines if line] == ["noted: Keep answers short.", "learned: Keep answers short."]
+
+
+def test_chat_prints_no_event_into_a_reply(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def stream(*_: object) -> AsyncIterator[dict[str, Any]]:
+        for word in ("Rome", " it is."):
+            yield {"id": "turn-2", "system_fingerprint": "v0", "choices": [{"delta": {"content": word}}]}
+            with Store.open(config.store_path) as store, store.write() as conn:
+                lessons.mark_learned(conn, "aa", 0)
+            await asyncio.sleep(0.7)
+
+    async def talk(session: _ChatSession) -> None:
+        watcher = asyncio.create_task(session._watch_events())
+        await asyncio.sleep(0.1)
+        await session._handle_line("What is the capital of Italy?")
+        await asyncio.sleep(0.5)
+        watcher.cancel()
+
+    screen = TerminalConsole(file=io.StringIO())
+    session = _ChatSession(config, screen)
+    monkeypatch.setattr(session, "_stream_chunks", stream)
+    asyncio.run(talk(session))
+    shown = screen.file.getvalue()
+    assert "Rome it is.\n" in shown
+    assert "learned: Keep answers short." in shown.partition("it is.")[2]
+
+
+def test_chat_shows_versions_of_the_policy_that_answers_and_of_no_other(config: Config, tmp_path: Path) -> None:
+    root = Policy(
+        version=0, parent=None, state=PolicyState.LIVE, path=None, digest="", base="b", identity="i", created_at=1.0
+    )
+    with Store.open(config.store_path) as store, store.write() as conn:
+        for version, name in ((1, "agent:agent"), (2, DEFAULT_NAME)):
+            policy = replace(root, version=version, parent=0, name=name, path=str(tmp_path / f"v{version}"))
+            policies.insert_version(conn, policy, [], PolicyState.LIVE)
+            events.append(conn, "policy.live", str(version), {}, 2.0)
+    own = from_flat({"home": str(tmp_path), "serve.api_key": "sk-test", "policy.per": "agent"})
+    shown = {}
+    for given in (config, own):
+        session = _ChatSession(given, TerminalConsole())
+        session._conversation.last_id = "turn-1"
+        lines = [session._event_line(event) for event in session._new_events(0)]
+        shown[given.policy.per] = [line for line in lines if line]
+    assert shown["all"] == ["version 1 is live: it learned from you", "version 2 is live: it learned from you"]
+    assert shown["agent"] == ["version 1 is live: it learned from you"]

@@ -1,0 +1,177 @@
+"""Verdicts become lessons: merged, weighed against what contradicts them, and kept to their question."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from sqlalchemy import Connection
+from tests.judge.world import World
+
+from openclaw_rl.common.rules.lesson_topics import HintTopics
+from openclaw_rl.judge.lessons.lesson_book import update_lessons
+from openclaw_rl.judge.rules import RulesJudge
+from openclaw_rl.store import turns
+from openclaw_rl.store.lessons import lessons, removal
+from openclaw_rl.store.lessons.lessons import HALF_LIFE_SECONDS, Lesson, LessonScope, LessonState, PromptContext
+from openclaw_rl.store.lessons.questions import question_hash
+from openclaw_rl.store.lineage import policies
+from openclaw_rl.types import Verdict, Vote
+
+SHORT, LONG, FORMAL = "Keep answers short.", "Give long, detailed answers.", "Use a formal tone."
+TOPICS = HintTopics(RulesJudge.load().files)
+
+
+def not_ephemeral(message: object) -> bool:
+    return False
+
+
+def verdict(turn: str, *hints: str, at: float = 10.0, **changes: object) -> Verdict:
+    votes = tuple(Vote(score=-1, hint=hint) for hint in hints)
+    made = Verdict(turn=turn, revision=1, judge="rules@1", score=-1, votes=votes, hints=hints, at=at)
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def learn(world: World, turn: str, *hints: str, at: float = 10.0, **changes: object) -> None:
+    given = verdict(turn, *hints, at=at, **changes)
+    with world.store.read() as conn:
+        is_known = turns.get(conn, turn) is not None
+    if not is_known:
+        world.close(turn, "hm")
+    with world.store.write(durable=False) as conn:
+        update_lessons(conn, given, TOPICS, is_ephemeral=not_ephemeral, key=world.store.secret)
+
+
+def in_force(world: World, question: str = "") -> list[str]:
+    """The texts that stand in a prompt of the agent."""
+    with world.store.read() as conn:
+        return [lesson.text for lesson in lessons.lessons_for(conn, here(world, question))]
+
+
+def here(world: World, question: str) -> PromptContext:
+    messages = [{"role": "user", "content": question}]
+    return PromptContext(key="s", question=question_hash(messages, not_ephemeral, key=world.store.secret))
+
+
+def everything(world: World) -> list[Lesson]:
+    with world.store.read() as conn:
+        return lessons.list_lessons(conn)
+
+
+def test_the_same_wish_in_two_languages_is_one_lesson(world: World) -> None:
+    learn(world, "a", SHORT)
+    learn(world, "b", "Antworte kurz.")
+    learn(world, "b", "Antworte kurz.")
+    (lesson,) = everything(world)
+    assert (lesson.text, lesson.topic, lesson.weight) == (SHORT, "length/short", pytest.approx(2.0))
+
+
+def test_wishes_about_different_things_stand_side_by_side(world: World) -> None:
+    learn(world, "a", SHORT)
+    learn(world, "b", FORMAL)
+    assert in_force(world) == [SHORT, FORMAL]
+
+
+def test_one_word_replaces_what_was_said_once(world: World) -> None:
+    learn(world, "a", SHORT)
+    learn(world, "b", LONG, at=20.0)
+    assert in_force(world) == [LONG]
+    learn(world, "c", SHORT, at=30.0)
+    assert in_force(world) == [SHORT]
+
+
+def test_two_words_replace_what_was_said_often(world: World) -> None:
+    for n in range(5):
+        learn(world, f"s{n}", SHORT)
+    learn(world, "a", LONG, at=20.0)
+    assert in_force(world) == [SHORT], "one word may be an error of the judge"
+    learn(world, "b", LONG, at=30.0)
+    assert in_force(world) == [LONG]
+
+
+def test_one_word_replaces_what_was_said_long_ago(world: World) -> None:
+    for n in range(5):
+        learn(world, f"s{n}", SHORT)
+    learn(world, "a", LONG, at=10.0 + 2 * HALF_LIFE_SECONDS)
+    assert in_force(world) == [LONG]
+
+
+def test_a_pinned_lesson_is_not_replaced(world: World) -> None:
+    learn(world, "a", SHORT)
+    with world.store.write() as conn:
+        lessons.set_pinned(conn, everything(world)[0].id, True)
+    for n in range(4):
+        learn(world, f"l{n}", LONG, at=20.0 + n)
+    assert in_force(world) == [SHORT]
+
+
+def test_a_turn_that_is_judged_again_loses_the_lesson_that_its_verdict_no_longer_has(world: World) -> None:
+    learn(world, "a", SHORT)
+    learn(world, "a", FORMAL, at=20.0, revision=2)
+    assert in_force(world) == [FORMAL]
+    learn(world, "a", at=30.0, revision=3)
+    assert everything(world) == []
+
+
+def test_a_correction_is_for_its_question_alone(world: World) -> None:
+    world.close("a", "hm")
+    world.give("a", score=-1, correction="The capital is Canberra.")
+    learn(world, "a", "The capital is Canberra.")
+    assert in_force(world, "  ASK a") == ["The capital is Canberra."], "case and white space do not matter"
+    assert in_force(world, "ask b") == []
+    (lesson,) = everything(world)
+    assert lesson.scope_kind is LessonScope.QUESTION
+
+
+def test_a_later_correction_of_the_same_answer_counts(world: World) -> None:
+    for n, fact in enumerate(("It is Sydney.", "It is Canberra.")):
+        learn(world, "a", fact, at=10.0 + n, votes=())  # not from the judge's votes: written by the teacher
+    assert in_force(world, "ask a") == ["It is Canberra."]
+
+
+def test_a_correction_that_a_rule_can_read_is_a_wish_for_all_answers(world: World) -> None:
+    world.close("a", "hm")
+    world.give("a", score=-1, correction="shorter, please")
+    learn(world, "a", "shorter, please")
+    assert in_force(world, "another question") == [SHORT]
+
+
+def test_a_fact_that_was_kept_out_of_the_hints_is_a_lesson_for_its_question(world: World) -> None:
+    votes = (Vote(score=-1, fact="Say that it is Canberra."),)
+    learn(world, "a", votes=votes)
+    assert in_force(world, "ask a") == ["Say that it is Canberra."]
+    assert in_force(world, "ask b") == []
+
+
+def test_a_lesson_in_the_weights_is_in_force_again_only_after_a_contradiction_is_undone(world: World) -> None:
+    learn(world, "a", SHORT)
+    with world.store.write() as conn:
+        policies.ensure_root(conn, base="base", identity="i", at=1.0)
+        lessons.mark_learned(conn, everything(world)[0].id, 0)
+    learn(world, "b", SHORT, at=20.0)
+    assert everything(world)[0].state is LessonState.LEARNED, "more of the same changes nothing"
+    learn(world, "c", LONG, at=20.0 + HALF_LIFE_SECONDS)
+    assert in_force(world) == [LONG]
+    with world.store.write() as conn:
+        removal.remove_evidence(conn, ["c"], at=9.0)
+    assert in_force(world) == [SHORT]
+
+
+def test_a_redacted_turn_gives_no_lesson(world: World) -> None:
+    world.close("a", "hm")
+    with world.store.write() as conn:
+        conn.exec_driver_sql("UPDATE exchanges SET capture = 'redacted'")
+    learn(world, "a", SHORT)
+    assert everything(world) == []
+
+
+def events_of(conn: Connection) -> list[str]:
+    return [row[0] for row in conn.exec_driver_sql("SELECT kind FROM events WHERE kind LIKE 'lesson.%' ORDER BY seq")]
+
+
+def test_watchers_see_when_a_lesson_is_made_and_superseded(world: World) -> None:
+    learn(world, "a", SHORT)
+    learn(world, "b", SHORT)
+    learn(world, "c", LONG, at=10.0 + 3 * HALF_LIFE_SECONDS)
+    with world.store.read() as conn:
+        assert events_of(conn) == ["lesson.made", "lesson.superseded", "lesson.made"]

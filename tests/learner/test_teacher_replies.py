@@ -1,0 +1,161 @@
+"""Replies that the teacher sampled: their loss against a statement in float64, and what they alone can move."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from openclaw_rl.learner.forward.packing import TokenSequence
+from openclaw_rl.learner.trainer import LocalTrainer
+from openclaw_rl.methods.types import Sample
+
+Make = Callable[..., LocalTrainer]
+Draw = Callable[..., list[Sample]]
+WIDE = {"max_gap": 99.0, "max_batch_gap": 99.0, "max_step_kl": 1e9}
+TOP = 7
+
+
+def distributions(trainer: LocalTrainer, prompt: np.ndarray, sample: Sample) -> np.ndarray:
+    """[R, V] log-probabilities of a fresh policy, which is the base, at the positions of the reply; float64."""
+    ids = np.concatenate([prompt, sample.response_ids])[None]
+    with torch.no_grad():
+        logits = trainer.causal(input_ids=torch.from_numpy(ids).long()).logits[0].double()
+    reply = logits[len(prompt) - 1 : -1] / sample.temperature
+    return torch.log_softmax(reply, -1).numpy()
+
+
+def top_divergence(reference: ModuleType, student: np.ndarray, teacher: np.ndarray, kind: str, of: np.ndarray) -> float:
+    """One position: the divergence over the likeliest tokens of one of them, and the tail."""
+    ids = np.argsort(-of)[:TOP]
+    return float(reference.divergence_token(student[ids].tolist(), teacher[ids].tolist(), kind)[0])
+
+
+def mixed_batch(made: LocalTrainer, draw: Draw) -> list[Sample]:
+    """Six replies with a hint and no score; half of them are the teacher's."""
+    batch = draw(made, 5, reward=None, hinted_prompts=(np.array([5, 6, 7], np.int32),))
+    return [replace(s, from_teacher=n % 2 == 0, logprobs=s.logprobs - 2.0 * (n % 2 == 0)) for n, s in enumerate(batch)]
+
+
+@pytest.mark.parametrize("method", ["opd", "combine", "sdpo", "sdft"])
+def test_the_loss_is_the_forward_kl_on_the_teachers_replies(
+    trainer: Make, draw: Draw, reference: ModuleType, tmp_path: Path, method: str
+) -> None:
+    """Their sampled log-probabilities, which are the teacher's, occur nowhere in it."""
+    made = trainer(method, **WIDE, topk=TOP, kl_coef=0.0)
+    batch = mixed_batch(made, draw)
+    rows = [(distributions(made, s.prompt_ids, s), distributions(made, s.hinted_prompts[0], s)) for s in batch]
+    result = made.step(batch, str(tmp_path / "out"))
+    length = float(np.mean([s.mask.sum() for s in batch]))
+    told = [i for i, s in enumerate(batch) if s.from_teacher]
+    total = sum(
+        top_divergence(reference, rows[i][0][t], rows[i][1][t], "forward", rows[i][1][t])
+        for i in told
+        for t in np.flatnonzero(batch[i].mask)
+    )
+    assert result.metrics["loss/teacher_replies"] == pytest.approx(total / (len(told) * length), rel=1e-4)
+    own = result.metrics[f"loss/{'opd' if method == 'combine' else method}"]
+    assert result.metrics["loss/total"] == pytest.approx(own + result.metrics["loss/teacher_replies"], rel=1e-6)
+    alone = trainer(method, **WIDE, topk=TOP, kl_coef=0.0)
+    without = alone.step([s for s in batch if not s.from_teacher], str(tmp_path / "own"))
+    lengths = [float(np.mean([s.mask.sum() for s in batch if not s.from_teacher])), length]
+    assert own == pytest.approx(without.metrics["loss/total"] * lengths[0] / lengths[1], rel=1e-4)
+
+
+def test_the_divergence_of_a_turn(trainer: Make, draw: Draw, reference: ModuleType, tmp_path: Path) -> None:
+    """Mean KL(policy || teacher) per trainable token before the step, over the policy's likeliest tokens."""
+    made = trainer("opd", **WIDE, topk=TOP)
+    batch = mixed_batch(made, draw)
+    rows = [(distributions(made, s.prompt_ids, s), distributions(made, s.hinted_prompts[0], s)) for s in batch]
+    found = made.step(batch, str(tmp_path / "out")).divergence
+    assert found.keys() == {s.turn for s in batch}
+    for s, (plain, told) in zip(batch, rows, strict=True):
+        values = [top_divergence(reference, plain[t], told[t], "reverse", plain[t]) for t in np.flatnonzero(s.mask)]
+        assert found[s.turn] == pytest.approx(np.mean(values), rel=1e-4)
+
+
+def test_penalty_and_trust_region_are_over_the_policys_own_replies(trainer: Make, draw: Draw, tmp_path: Path) -> None:
+    """Over a teacher's replies, (log pi - log base)^2 / 2 is no estimate of a KL divergence of the policy."""
+
+    def moved(only: Sequence[Sample] | None) -> dict[str, Any]:
+        made = trainer("opd", **WIDE, kl_coef=0.5, learning_rate=5e-2)
+        for n in range(2):  # the first step leaves the base
+            batch = mixed_batch(made, draw)
+            result = made.step(batch if only is None else only, str(tmp_path / f"{n}-{only is None}"))
+        return dict(result.metrics)
+
+    metrics = moved(None)
+    made = trainer("opd", **WIDE)
+    own = [s for s in mixed_batch(made, draw) if not s.from_teacher]
+    assert metrics["turns"] == 6
+    assert metrics["tokens"] == sum(s.mask.sum() for s in own)
+    assert metrics["loss/kl"] > 0
+    expected = metrics["kl/before"] * metrics["tokens"]
+    length = float(np.mean([s.mask.sum() for s in mixed_batch(made, draw)]))
+    assert metrics["loss/kl"] * 6 * length == pytest.approx(expected, rel=0.2), "only their tokens are pulled back"
+
+
+PROMPT = np.array([0, 1], np.int32)
+
+
+class OneToken:
+    """A policy over four tokens that learns what the base says under one of two hints, which is nearly certain."""
+
+    def __init__(self, made: LocalTrainer, out: Path) -> None:
+        self.trainer, self._out, self._rng = made, out, np.random.default_rng(0)
+        self.hints = self._opposite_hints()
+
+    def says(self, prompt: np.ndarray, *, base: bool = False) -> np.ndarray:
+        """Probabilities of the four tokens after a prompt."""
+        rows = [
+            TokenSequence(prompt_ids=prompt, response_ids=np.array([t], np.int32), temperature=1.0) for t in range(4)
+        ]
+        return np.exp([logp.item() for logp in self.trainer.logprobs(rows, base=base)])
+
+    def _opposite_hints(self) -> list[np.ndarray]:
+        """Two prompts after which the base is most certain of two different tokens."""
+        prompts = [np.array([0, 1, *more], np.int32) for more in itertools.product(range(4), repeat=3)]
+        sure = sorted(prompts, key=lambda prompt: -self.says(prompt, base=True).max())
+        other = next(p for p in sure if self.says(p, base=True).argmax() != self.says(sure[0], base=True).argmax())
+        return [sure[0], other]
+
+    def follow(self, hint: np.ndarray, steps: int, *, teacher: int) -> float:
+        """Steps on 8 replies, of which so many are the teacher's. Returns the probability of what the hint asks for."""
+        for n in range(steps):
+            own, told = self.says(PROMPT), self.says(hint, base=True)
+            batch = [self._reply(hint, told if i < teacher else own, from_teacher=i < teacher, n=i) for i in range(8)]
+            self.trainer.step(batch, str(self._out / f"{len(list(self._out.iterdir()))}-{n}"))
+        return float(self.says(PROMPT)[self.says(hint, base=True).argmax()])
+
+    def _reply(self, hint: np.ndarray, p: np.ndarray, *, from_teacher: bool, n: int) -> Sample:
+        token = self._rng.choice(4, p=p / p.sum())
+        return Sample(
+            turn=f"turn-{n}",
+            agent="",
+            prompt_ids=PROMPT,
+            response_ids=np.array([token], np.int32),
+            logprobs=np.log(p[[token]]).astype(np.float32),
+            mask=np.ones(1, bool),
+            temperature=1.0,
+            version=0,
+            reward=None,
+            hinted_prompts=(hint,),
+            from_teacher=from_teacher,
+        )
+
+
+def test_a_sure_policy_comes_back_by_the_teachers_replies_alone(trainer: Make, four: str, tmp_path: Path) -> None:
+    """What it never samples, it cannot learn from its own replies."""
+    wide = {"max_gap": 9.0, "max_batch_gap": 9.0, "max_step_kl": 0.1, "kl_coef": 0.0, "clip_grad": 10.0}
+    policy = OneToken(trainer("opd", four, **wide, learning_rate=2e-2, lora={"rank": 4}, topk=3), tmp_path)
+    first, second = policy.hints
+    assert policy.follow(first, 40, teacher=4) > 0.999
+    assert policy.follow(second, 5, teacher=0) < 0.01
+    assert policy.follow(second, 8, teacher=4) > 0.5

@@ -1,0 +1,425 @@
+"""Practice: what is asked again and trained on, when a lesson is learned, and what makes it wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sqlalchemy import select
+from tests.practice.conftest import LONG, SHORT, DivergingTrainer, MakeLoop, ScriptedReplies, add_lesson, settle
+from tests.train.conftest import put
+
+from openclaw_rl.common.message_hash import EphemeralMatcher
+from openclaw_rl.errors import OpenClawError
+from openclaw_rl.gates.reply_source import NoGateway, RepliesDelayed
+from openclaw_rl.methods.registry import make_method
+from openclaw_rl.practice import plan
+from openclaw_rl.practice.make_practice import make_practice
+from openclaw_rl.practice.prompts import MAX_REPLY_TOKENS
+from openclaw_rl.render.hint import lessons_hint, with_hint
+from openclaw_rl.render.renderer import Renderer
+from openclaw_rl.settings.load import from_flat
+from openclaw_rl.status import report
+from openclaw_rl.store import exchanges, schema, sessions, turns
+from openclaw_rl.store.db import Store
+from openclaw_rl.store.lessons import lessons, practice_turns
+from openclaw_rl.store.lessons.lessons import LessonScope, LessonState
+from openclaw_rl.store.lessons.questions import question_hash
+from openclaw_rl.store.lineage import policies, training_queue, version_stats
+from openclaw_rl.testing import ScriptedTrainer
+from openclaw_rl.train.sample_builder import SampleBuilder
+from openclaw_rl.types import Kind, Origin, PolicyState
+
+Fill = Callable[..., list[str]]
+
+
+def uses_of(store: Store, version: int) -> list[str]:
+    with store.read() as conn:
+        return [use.turn for use in policies.uses_of_version(conn, version)]
+
+
+def state_of(store: Store, lesson: str) -> LessonState:
+    with store.read() as conn:
+        found = lessons.get(conn, lesson)
+    assert found is not None
+    return found.state
+
+
+def test_a_step_of_practice(
+    store: Store, make_loop: MakeLoop, fill: Fill, replies: ScriptedReplies, renderer: Renderer
+) -> None:
+    """Half of the replies are the head's to the plain prompt, half the base's, which is told the lesson."""
+    (turn,) = fill(store, 1, question="Where is the Louvre?")
+    add_lesson(store, SHORT, [turn])
+    trainer = ScriptedTrainer()
+    settle(make_loop(trainer, step_limit=1))
+    messages = [{"role": "user", "content": "Where is the Louvre?"}]
+    plain = renderer.render(messages).prompt_ids
+    told = renderer.render(with_hint(messages, "Keep answers short.", lambda message: False)).prompt_ids
+    assert [(o.version, o.prompt_ids) for o in replies.orders] == [(0, told.tolist())] * 2 + [(0, plain.tolist())] * 2
+    (batch,) = trainer.batches
+    assert [s.from_teacher for s in batch] == [True, True, False, False]
+    for sample in batch:
+        assert sample.reward is None
+        assert np.array_equal(sample.prompt_ids, plain)
+        assert [hinted.tolist() for hinted in sample.hinted_prompts] == [told.tolist()]
+
+
+@pytest.mark.parametrize(("settings", "told", "plain"), [({"replies": 8}, 4, 4), ({"teacher_share": 0.25}, 1, 3)])
+def test_how_many_replies_and_whose(
+    store: Store, make_loop: MakeLoop, fill: Fill, settings: dict[str, float], told: int, plain: int
+) -> None:
+    (turn,) = fill(store, 1)
+    add_lesson(store, SHORT, [turn])
+    trainer = ScriptedTrainer()
+    settle(make_loop(trainer, step_limit=1, **settings))
+    assert [s.from_teacher for s in trainer.batches[0]] == [True] * told + [False] * plain
+
+
+@pytest.mark.parametrize(
+    ("settings", "practises"),
+    [
+        ({}, True),
+        ({"practice.enabled": False}, False),
+        ({"train.method": "binary"}, False),
+        ({"policy.per": "user"}, True),
+    ]
+    + [({"train.method": method}, True) for method in ("opd", "sdpo", "sdft")],
+)
+def test_off_or_without_hints_there_is_no_practice(
+    store: Store, builder: SampleBuilder, tmp_path: Path, settings: dict[str, object], practises: bool
+) -> None:
+    config = from_flat({"home": str(tmp_path), "practice.enabled": True, **settings})
+    transient = EphemeralMatcher([])
+    made = make_practice(config, store, builder.renderer, transient, make_method(config.train))
+    assert (made is not None) == practises
+
+
+def test_turns_of_practice_belong_to_no_conversation(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+    (turn,) = fill(store, 1)
+    add_lesson(store, SHORT, [turn])
+    settle(make_loop(step_limit=1))
+    made = uses_of(store, 1)
+    with store.read() as conn:
+        found = exchanges.get_many(conn, made)
+        assert {e.request.kind for e in found.values()} == {Kind.PRACTICE}
+        assert [found[id_].request.origin for id_ in made] == [Origin.TEACHER] * 2 + [None] * 2
+        assert all(not e.request.marks and e.request.scope != "key" for e in found.values())
+        assert all(turns.current_verdict(conn, id_).hints == ("Keep answers short.",) for id_ in made)  # type: ignore[union-attr]
+        assert version_stats.satisfaction_by_version(conn, [0, 1]) == {0: (1, 1)}
+        assert training_queue.count_trainable(conn, head=1, max_uses=2, need_score=True, need_hint=True) == 1
+        assert practice_turns.pending_turns(conn) == []
+        assert [session.name for session in sessions.iter_sessions(conn)] == [turn]
+        assert version_stats.turns_by_version(conn, [0, 1]) == {0: (0, 1), 1: (4, 0)}
+        status = report.collect_status(conn, 0.0)
+    assert status["turns"] == {"judged": 1}
+    assert status["verdicts"] == {"1": 1}
+    assert status["practice"] == {"turns": 4, "lessons": {"active": 1}}
+
+
+def test_practice_ends_when_the_lesson_is_learned(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+    """The mean of the last two divergences decides: 0.4, 0.2, 0.1, 0.05, so that after the fourth it is 0.075."""
+    (turn,) = fill(store, 1)
+    add_lesson(store, SHORT, [turn])
+    settle(make_loop(max_divergence=0.08))
+    with store.read() as conn:
+        lesson = lessons.get(conn, "aa")
+        assert lesson is not None
+        assert (lesson.state, lesson.learned_version) == (LessonState.LEARNED, 3)
+        assert [value for _, value in lessons.divergences_of(conn, "aa")] == [0.4, 0.2, 0.1, 0.05]
+        assert [p.state for p in policies.list_all(conn)] == [PolicyState.LIVE] * 5
+
+
+def test_a_rollback_makes_it_practise_again(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+    (turn,) = fill(store, 1)
+    add_lesson(store, replace(SHORT, reinforced_at=9e9), [turn])
+    loop = make_loop(max_divergence=0.5)
+    settle(loop)
+    assert (state_of(store, "aa"), uses_of(store, 3)) == (LessonState.LEARNED, [])
+    with store.write() as conn:
+        policies.roll_back(conn, to=0, reason="worse", at=1.0)
+        assert lessons.list_lessons(conn, states=[LessonState.ACTIVE])
+    settle(loop)
+    assert state_of(store, "aa") is LessonState.LEARNED
+    assert len(uses_of(store, 3)) == 4
+
+
+@pytest.mark.parametrize(("weight", "steps"), [(1.0, 1), (2.0, 2), (3.0, 3), (4.0, 3)])
+def test_what_was_said_once_gets_a_third_of_the_steps(
+    store: Store, make_loop: MakeLoop, fill: Fill, weight: float, steps: int
+) -> None:
+    add_lesson(store, replace(SHORT, weight=weight), fill(store, 1))
+    loop = make_loop(step_limit=3, max_divergence=1e-9)
+    settle(loop)
+    assert "practice.step_limit 3 are taken" in loop.note
+    with store.read() as conn:
+        assert policies.head(conn).version == steps
+
+
+def test_the_budget(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+    """Steps in a row are limited; a new word on the lesson allows as many again."""
+    first, second = fill(store, 2)
+    add_lesson(store, SHORT, [first])
+    loop = make_loop(step_limit=2, max_divergence=0.05)
+    settle(loop)
+    assert "practice.step_limit 2 are taken" in loop.note
+    with store.write() as conn:
+        assert policies.head(conn).version == 2
+        lessons.reinforce(conn, "aa", second, at=9e9)
+    settle(loop)
+    with store.read() as conn:
+        assert policies.head(conn).version > 2
+
+
+@pytest.mark.parametrize("error", [RepliesDelayed("replies to people are running"), NoGateway("no gateway runs")])
+def test_it_waits_for_people(
+    store: Store, make_loop: MakeLoop, fill: Fill, replies: ScriptedReplies, error: OpenClawError
+) -> None:
+    (turn,) = fill(store, 1)
+    add_lesson(store, SHORT, [turn])
+    replies.refuse = error
+    loop = make_loop(step_limit=1)
+    assert not loop.run_once()
+    assert str(error) in loop.note
+    replies.refuse = None
+    loop._next_check = 0.0
+    settle(loop)
+    assert len(uses_of(store, 1)) == 4
+
+
+def test_a_persons_batch_comes_first(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+    """A batch that is complete in the middle of a round is trained on at once."""
+    first = fill(store, 3)
+    add_lesson(store, SHORT, first)
+    loop = make_loop(step_limit=1)
+    assert loop.run_once()
+    assert "2 of 4 replies" in loop.note or "0 of 4 replies" in loop.note
+    second = fill(store, 1)
+    settle(loop)
+    assert uses_of(store, 1) == [*first, *second]
+    assert len(uses_of(store, 2)) == 4
+
+
+def test_a_round_whose_policy_is_busy_is_no_work(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+    """Its policy examines a candidate, or is paused: the loop must not spin."""
+    (turn,) = fill(store, 1)
+    add_lesson(store, SHORT, [turn])
+    loop = make_loop(step_limit=1)
+    assert loop.run_once()
+    practice = loop._practice
+    assert practice is not None
+    assert practice.has_work
+    assert practice.next_batch([], {}, loop._keeper.require_lease(), loop._keeper.clock()) is None
+    assert not practice.has_work
+
+
+def test_a_lesson_about_one_question_is_not_practised(
+    store: Store, make_loop: MakeLoop, fill: Fill, replies: ScriptedReplies, renderer: Renderer
+) -> None:
+    """It stands in the teacher's prompt for its question, beside a lesson that is practised, and is never learned."""
+    (turn,) = fill(store, 1, question="What is the capital of Australia?")
+    fill(store, 1, question="Where is the Louvre?")
+    messages = [{"role": "user", "content": "What is the capital of Australia?"}]
+    hashed = question_hash(messages, lambda message: False, key=store.secret)
+    fact = replace(
+        SHORT, id="cc", text="It is Canberra.", scope_kind=LessonScope.QUESTION, scope_value=hashed, topic=""
+    )
+    add_lesson(store, fact, [turn])
+    loop = make_loop(max_divergence=0.5)
+    settle(loop)
+    assert (replies.orders, loop.note) == ([], "waiting for turns: 2 of 4")
+    add_lesson(store, SHORT, [turn])
+    loop._next_check = 0.0
+    settle(loop)
+    assert (state_of(store, "aa"), state_of(store, "cc")) == (LessonState.LEARNED, LessonState.ACTIVE)
+    hint = lessons_hint([fact.text, SHORT.text])
+    told = renderer.render(with_hint(messages, hint, lambda message: False)).prompt_ids.tolist()
+    assert told in [order.prompt_ids for order in replies.orders]
+
+
+def test_single_words_that_contradict_are_not_practised(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+    """The weights wait for a second word, while the prompt follows the first at once."""
+    first, second = fill(store, 2)
+    add_lesson(store, SHORT, [first])
+    add_lesson(store, LONG, [second])
+    with store.write() as conn:
+        lessons.set_weight(conn, "aa", 0.5, at=2.0)
+        lessons.set_weight(conn, "bb", 1.0, at=2.0)
+        lessons.supersede(conn, "aa", "bb")
+    loop = make_loop(step_limit=1)
+    settle(loop)
+    assert "waits for more words" in loop.note
+    with store.write() as conn:
+        lessons.reinforce(conn, "bb", first, at=3.0)
+    settle(loop)
+    assert len(uses_of(store, 1)) == 4
+
+
+def test_a_contested_lesson_is_not_practised_beside_another(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+    first, second = fill(store, 2)
+    add_lesson(store, SHORT, [first])
+    add_lesson(store, LONG, [second])
+    add_lesson(store, replace(SHORT, id="cc", text="Be formal.", topic="tone/formal"), [first])
+    with store.write() as conn:
+        lessons.supersede(conn, "aa", "bb")
+    settle(make_loop(step_limit=1))
+    with store.read() as conn:
+        assert {turns.current_verdict(conn, id_).hints for id_ in uses_of(store, 1)} == {("Be formal.",)}  # type: ignore[union-attr]
+
+
+def test_a_new_word_ends_the_round_in_progress(
+    store: Store, make_loop: MakeLoop, fill: Fill, replies: ScriptedReplies
+) -> None:
+    (turn,) = fill(store, 1)
+    add_lesson(store, SHORT, [turn])
+    loop = make_loop(step_limit=1)
+    assert loop.run_once()
+    with store.write() as conn:
+        lessons.edit_text(conn, "aa", "One word.")
+    settle(loop)
+    assert len(replies.orders) == 2 + 4
+    with store.read() as conn:
+        assert {turns.current_verdict(conn, id_).hints for id_ in uses_of(store, 1)} == {("One word.",)}  # type: ignore[union-attr]
+
+
+def test_a_lesson_that_the_weights_lost_is_practised_again(
+    store: Store, make_loop: MakeLoop, fill: Fill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its divergence is measured again after some versions."""
+    monkeypatch.setattr(plan, "REMEASURED_VERSIONS", 2)
+    (turn,) = fill(store, 1)
+    add_lesson(store, SHORT, [turn])
+    trainer = DivergingTrainer()
+    loop = make_loop(trainer, max_divergence=0.35)
+    settle(loop)
+    assert state_of(store, "aa") is LessonState.LEARNED
+    trainer.steps = -3  # the divergence is 3.2 and falls
+    fill(store, 3)
+    settle(loop)
+    assert state_of(store, "aa") is LessonState.LEARNED
+    with store.read() as conn:
+        values = [value for _, value in lessons.divergences_of(conn, "aa")]
+    assert max(values[2:]) > 0.7
+    assert np.mean(values[-2:]) < 0.35
+
+
+def test_held_out_turns_are_none_whose_prompts_were_practised(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+    (turn,) = fill(store, 1)
+    add_lesson(store, SHORT, [turn])
+    settle(make_loop(step_limit=1))
+    other = fill(store, 1)
+    with store.read() as conn:
+        held_out = training_queue.held_out_turns(conn, version=1, limit=9)
+    assert [item.turn.id for item in held_out] == other
+
+
+def test_turns_from_before_a_change_of_taste_are_not_held_out(store: Store, fill: Fill) -> None:
+    """One contrary word changes nothing: it may be a mistake."""
+    first, second, third = fill(store, 3)
+    add_lesson(store, SHORT, [first])
+    add_lesson(store, LONG, [third])
+    with store.write() as conn:
+        lessons.supersede(conn, "aa", "bb")
+        assert len(training_queue.held_out_turns(conn, version=0, limit=9)) == 3
+        lessons.reinforce(conn, "aa", second, at=3.0)
+        assert [item.turn.id for item in training_queue.held_out_turns(conn, version=0, limit=9)] == [third]
+
+
+def test_the_gate_decides_on_what_was_practised(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+    """A candidate that makes liked replies less likely is refused, and its replies are not trained on again."""
+    fill(store, 3, question="Who painted it?")
+    liked = fill(store, 12, score=1)
+    settle(make_loop(step_limit=1))
+    add_lesson(store, SHORT, liked[:1])
+    with store.read() as conn:
+        before = policies.head(conn).version
+    settle(make_loop(DivergingTrainer(gain=lambda sample: -0.1), gate=True, step_limit=2, replies=2))
+    with store.read() as conn:
+        assert policies.head(conn).version == before
+        refused = [p for p in policies.list_all(conn) if p.state is PolicyState.REJECTED]
+        assert refused
+        assert practice_turns.pending_turns(conn) == []
+
+
+def test_turns_from_before_its_first_word_say_nothing_about_practice_of_a_lesson(
+    store: Store, make_loop: MakeLoop, fill: Fill
+) -> None:
+    """Replies that were liked before the person wanted something else become less likely, as they should."""
+    fill(store, 12, score=1, question="Who painted it?")
+    (first,) = fill(store, 1, score=-1, question="Where is the Louvre?")
+    (later,) = fill(store, 1, score=1, question="Where is it now?")
+    add_lesson(store, SHORT, [first])
+    settle(make_loop(step_limit=1, replies=2))
+    with store.read() as conn:
+        newest = policies.list_all(conn)[-1].version
+        assert uses_of(store, newest)[0].startswith("practice-")
+        held_out = {item.turn.id for item in training_queue.held_out_turns(conn, version=newest, limit=99)}
+        asked_again = set(conn.execute(select(schema.practice_turns.c.source)).scalars())
+        assert held_out == {later} - asked_again
+        assert len(training_queue.held_out_turns(conn, version=0, limit=99)) == 14
+
+
+def test_after_some_refused_steps_practice_waits_for_new_words(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+    (turn,) = fill(store, 1)
+    add_lesson(store, SHORT, [turn])
+    loop = make_loop(ScriptedTrainer(lambda samples: {"kl/step": 9.0}))
+    settle(loop)
+    assert loop.note.endswith("waits for new words of the person: 3 steps were refused")
+    with store.read() as conn:
+        assert [p.state for p in policies.list_all(conn)[1:]] == [PolicyState.REJECTED] * 3
+    (again,) = fill(store, 1)
+    with store.write() as conn:
+        lessons.reinforce(conn, "aa", again, at=9e9)
+    settle(make_loop(step_limit=1))
+    with store.read() as conn:
+        assert policies.head(conn).version >= 4
+
+
+def test_practice_needs_a_prompt_to_which_the_lesson_applies(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+    (turn,) = fill(store, 1)
+    add_lesson(store, replace(SHORT, scope_value="another agent"), [turn])
+    loop = make_loop()
+    settle(loop)
+    assert "waits for a prompt of the person" in loop.note
+
+
+def test_a_prompt_that_leaves_no_space_for_a_reply_is_not_asked_again(
+    store: Store, make_loop: MakeLoop, fill: Fill, replies: ScriptedReplies
+) -> None:
+    (turn,) = fill(store, 1)
+    add_lesson(store, SHORT, [turn])
+    loop = make_loop(step_limit=1)
+    practice = loop._practice
+    assert practice is not None
+    practice._selector = replace(practice._selector, context_length=MAX_REPLY_TOKENS + 10)
+    settle(loop)
+    assert (replies.orders, "waits for a prompt of the person" in loop.note) == ([], True)
+
+
+def test_hours(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+    (turn,) = fill(store, 1)
+    add_lesson(store, SHORT, [turn])
+    loop = make_loop(hours="03:00-03:01", step_limit=1)
+    at = {hour: datetime(2026, 1, 1, hour).timestamp() for hour in (3, 12)}
+    loop._practice._clock = lambda: at[12]  # type: ignore[union-attr]
+    settle(loop)
+    assert "practice.hours" in loop.note
+    loop._practice._clock = lambda: at[3]  # type: ignore[union-attr]
+    loop._next_check = 0.0
+    settle(loop)
+    assert len(uses_of(store, 1)) == 4
+
+
+def test_a_redacted_or_unanswered_prompt_is_not_asked_again(
+    store: Store, make_loop: MakeLoop, judged: Callable[..., object], replies: ScriptedReplies
+) -> None:
+    turns_ = put(store, [judged()])  # type: ignore[list-item]
+    with store.write() as conn:
+        conn.exec_driver_sql("UPDATE exchanges SET capture = 'redacted'")
+    add_lesson(store, SHORT, turns_)
+    settle(make_loop())
+    assert replies.orders == []

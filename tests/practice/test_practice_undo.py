@@ -1,0 +1,166 @@
+"""An undo of the turn that gave a lesson takes the lesson and all that was practised from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.practice.conftest import SHORT, DivergingTrainer, MakeLoop, ScriptedReplies, add_lesson, settle
+
+from openclaw_rl.gates.reply_source import GateReply, ReplyOrder
+from openclaw_rl.methods.types import Sample, StepResult
+from openclaw_rl.store import turns
+from openclaw_rl.store.db import Store
+from openclaw_rl.store.lessons import lessons, practice_turns, removal
+from openclaw_rl.store.lineage import policies
+from openclaw_rl.train.undo import apply_undo, plan_undo, select_turns
+from openclaw_rl.types import TurnState
+
+Fill = Callable[..., list[str]]
+LASTING = replace(SHORT, reinforced_at=9e9)
+
+
+def undo(store: Store, *ids: str) -> int:
+    with store.write() as conn:
+        (plan,) = apply_undo(conn, [plan_undo(conn, select_turns(conn, ids=ids))], reason="wrong")
+    return plan.safe
+
+
+def trained(store: Store) -> list[set[str]]:
+    """The turns of each version of the head's lineage, oldest first."""
+    with store.read() as conn:
+        line = policies.lineage(conn, policies.head(conn).version)[::-1]
+        return [{use.turn for use in policies.uses_of_version(conn, version)} for version in line[1:]]
+
+
+def practised(store: Store) -> set[str]:
+    with store.read() as conn:
+        return set(practice_turns.turns_of_lessons(conn, ["aa"]))
+
+
+def test_what_was_practised_goes_with_the_turn(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+    first = fill(store, 4)
+    loop = make_loop(max_divergence=0.35)
+    settle(loop)
+    (word,) = fill(store, 1)
+    add_lesson(store, LASTING, [word])
+    settle(loop)
+    last = fill(store, 3)
+    settle(loop)
+    gone = practised(store)
+    assert len(gone) == 8
+    assert trained(store)[-1] == {word, *last}
+    undo(store, word)
+    with store.read() as conn:
+        assert lessons.get(conn, "aa") is None
+        states = {found.state for id_ in gone if (found := turns.get(conn, id_)) is not None}
+    assert states == {TurnState.DROPPED}
+    settle(loop)
+    assert trained(store) == [set(first), set(last)], "only the other turns are trained on again"
+
+
+def test_what_was_practised_from_a_forgotten_lesson_can_be_undone(
+    store: Store, make_loop: MakeLoop, fill: Fill
+) -> None:
+    (word,) = fill(store, 1)
+    add_lesson(store, LASTING, [word])
+    settle(make_loop(max_divergence=0.35))
+    gone = practised(store)
+    with store.write() as conn:
+        removal.forget(conn, "aa", at=9e9)
+        assert set(select_turns(conn, lesson="aa")) == gone
+
+
+def test_other_evidence_keeps_a_lesson_and_its_practice(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+    first, second = fill(store, 2)
+    add_lesson(store, LASTING, [first, second])
+    settle(make_loop(max_divergence=0.35))
+    with store.read() as conn:
+        assert practice_turns.turns_practised_from(conn, [first]) == sorted(
+            turn for turn in practised(store) if _source(store, turn) == first
+        )
+        assert set(practice_turns.turns_practised_from(conn, [first, second])) == practised(store)
+
+
+def _source(store: Store, turn: str) -> str:
+    with store.read() as conn:
+        return str(conn.exec_driver_sql("SELECT source FROM practice_turns WHERE turn = ?", (turn,)).scalar_one())
+
+
+def test_an_undo_of_another_turn_trains_on_practice_again(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+    """Nothing is generated again: the stored replies are the batch."""
+    (word,) = fill(store, 1)
+    bad, *others = fill(store, 3)
+    add_lesson(store, LASTING, [word])
+    loop = make_loop(max_divergence=0.35)
+    settle(loop)
+    before = trained(store)
+    assert len(before) == 3
+    from_bad = {turn for turn in practised(store) if _source(store, turn) == bad}
+    undo(store, bad)
+    settle(loop)
+    assert trained(store) == [{word, *others}, *(batch - from_bad for batch in before[1:])]
+
+
+def forget(store: Store) -> None:
+    with store.write() as conn:
+        removal.forget(conn, "aa", at=9.0)
+
+
+def test_practice_of_a_forgotten_lesson_is_not_trained_on(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+    (word,) = fill(store, 1)
+    add_lesson(store, LASTING, [word])
+    loop = make_loop(step_limit=1)
+    while not practised(store):
+        loop._practice.next_turns(_head(store), loop._keeper.acquire(), loop._keeper.clock())  # type: ignore[union-attr, arg-type]
+    forget(store)
+    settle(loop)
+    assert trained(store) == []
+
+
+class ForgettingTrainer(DivergingTrainer):
+    """The lesson is forgotten while it steps."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__()
+        self._store = store
+
+    def step(self, samples: Sequence[Sample], out: str) -> StepResult:
+        forget(self._store)
+        return super().step(samples, out)
+
+
+@pytest.mark.parametrize("gate", [False, True])
+def test_a_lesson_that_is_forgotten_during_the_step(
+    store: Store, make_loop: MakeLoop, fill: Fill, tmp_path: Path, gate: bool
+) -> None:
+    (word,) = fill(store, 1)
+    add_lesson(store, LASTING, [word])
+    settle(make_loop(ForgettingTrainer(store), step_limit=1, gate=gate))
+    assert trained(store) == []
+    assert list((tmp_path / "policies").iterdir()) == []
+
+
+def test_a_lesson_that_is_forgotten_when_the_last_reply_comes(
+    store: Store, make_loop: MakeLoop, fill: Fill, replies: ScriptedReplies
+) -> None:
+    (word,) = fill(store, 1)
+    add_lesson(store, LASTING, [word])
+    answer = replies.generate
+
+    def generate(orders: Sequence[ReplyOrder]) -> list[GateReply]:
+        found = answer(orders)
+        if len(replies.orders) == 4:
+            forget(store)
+        return found
+
+    replies.generate = generate  # type: ignore[method-assign]
+    settle(make_loop(step_limit=1))
+    assert practised(store) == set()
+
+
+def _head(store: Store) -> policies.Policy:
+    with store.read() as conn:
+        return policies.head(conn)

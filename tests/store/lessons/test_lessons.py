@@ -1,0 +1,153 @@
+"""Lessons are kept with their evidence, apply within their scope only, and end with their last turn."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from sqlalchemy import Connection
+from tests.store.world import policy, serve
+
+from openclaw_rl.store import leases
+from openclaw_rl.store.db import Store
+from openclaw_rl.store.lessons import lessons, removal
+from openclaw_rl.store.lessons.lessons import Lesson, LessonScope, LessonState, PromptContext
+from openclaw_rl.store.lineage import policies
+from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME
+
+SHORT = Lesson(
+    id="aa", key="key", text="Keep answers short.", topic="length/short", scope_value="agent", made_at=1.0,
+    reinforced_at=1.0,
+)  # fmt: skip
+HERE = PromptContext(key="key", agent="agent", user="ann", session="s", question="q")
+MONTH = lessons.HALF_LIFE_SECONDS
+
+
+def put(conn: Connection, *given: Lesson) -> None:
+    for lesson in given:
+        lessons.add_lesson(conn, lesson)
+
+
+def names(found: list[Lesson]) -> list[str]:
+    return [lesson.id for lesson in found]
+
+
+def test_a_lesson_is_read_back_as_it_was_stored(store: Store) -> None:
+    with store.write() as conn:
+        put(conn, replace(SHORT, is_pinned=True, scope_kind=LessonScope.USER))
+    with store.read() as conn:
+        assert lessons.get(conn, "aa") == replace(SHORT, is_pinned=True, scope_kind=LessonScope.USER)
+        assert lessons.get(conn, "bb") is None
+
+
+def test_a_lesson_applies_within_its_scope_only(store: Store) -> None:
+    user = replace(SHORT, id="bb", scope_kind=LessonScope.USER, scope_value="ann", made_at=2.0)
+    fact = replace(SHORT, id="cc", scope_kind=LessonScope.QUESTION, scope_value="q", made_at=3.0)
+    session = replace(SHORT, id="dd", scope_kind=LessonScope.SESSION, scope_value="s", made_at=4.0)
+    with store.write() as conn:
+        put(conn, SHORT, user, fact, session)
+        assert names(lessons.lessons_for(conn, HERE)) == ["aa", "bb", "cc", "dd"]
+        assert names(lessons.lessons_for(conn, replace(HERE, question="other"))) == ["aa", "bb", "dd"]
+        assert names(lessons.lessons_for(conn, replace(HERE, agent="other", session=""))) == ["bb", "cc"]
+        assert lessons.lessons_for(conn, replace(HERE, key="other")) == []
+        assert lessons.lessons_for(conn, replace(HERE, policy="agent:other")) == []
+
+
+def test_evidence_adds_weight_once_and_ages(store: Store) -> None:
+    with store.write() as conn:
+        serve(conn, "a")
+        serve(conn, "b")
+        put(conn, SHORT)
+        assert lessons.reinforce(conn, "aa", "a", weight=0.5, at=1.0)
+        assert not lessons.reinforce(conn, "aa", "a", weight=0.5, at=5.0)
+        assert lessons.reinforce(conn, "aa", "b", at=1.0 + MONTH)
+        found = lessons.get(conn, "aa")
+    assert found is not None
+    assert found.weight == pytest.approx(1.5 / 2 + 1.0)
+    assert found.weight_at(found.reinforced_at + MONTH) == pytest.approx(found.weight / 2)
+
+
+def test_a_superseded_lesson_returns_when_the_other_is_forgotten(store: Store) -> None:
+    with store.write() as conn:
+        put(conn, SHORT, replace(SHORT, id="bb", text="Give long, detailed answers.", topic="length/long"))
+        lessons.supersede(conn, "aa", "bb")
+        assert names(lessons.lessons_for(conn, HERE)) == ["bb"]
+        removal.forget(conn, "bb", at=5.0)
+        assert lessons.lessons_for(conn, HERE) == [SHORT]
+
+
+def test_lessons_that_contradict_each_other_do_not_return_together(store: Store) -> None:
+    medium = replace(SHORT, id="bb", topic="length/medium", reinforced_at=2.0)
+    long, longer = (replace(SHORT, id=id_, topic=f"length/{id_}", reinforced_at=3.0) for id_ in ("cc", "dd"))
+    with store.write() as conn:
+        put(conn, SHORT, medium, long, longer)
+        for old, new in (("aa", "cc"), ("bb", "cc"), ("cc", "dd")):
+            lessons.supersede(conn, old, new)
+        removal.forget(conn, "cc", at=5.0)
+        assert names(lessons.lessons_for(conn, HERE)) == ["dd"], "what superseded it stays"
+        removal.forget(conn, "dd", at=5.0)
+        assert names(lessons.lessons_for(conn, HERE)) == ["bb"], "the newest of the others"
+        lessons.edit_text(conn, "aa", "Very short.")
+        assert names(lessons.lessons_for(conn, HERE)) == ["bb"]
+
+
+def test_a_lesson_ends_with_its_last_turn(store: Store) -> None:
+    with store.write() as conn:
+        serve(conn, "a")
+        serve(conn, "b")
+        put(conn, SHORT, replace(SHORT, id="bb", is_pinned=True, made_at=2.0))
+        for turn in ("a", "b"):
+            lessons.reinforce(conn, "aa", turn, at=1.0)
+        lessons.reinforce(conn, "bb", "a", at=1.0)
+        assert names(lessons.lessons_of_turns(conn, ["a"])) == ["aa", "bb"]
+        assert removal.remove_evidence(conn, ["a"], at=5.0, only=["bb"], keep_pinned=True) == []
+        assert names(lessons.list_lessons(conn)) == ["aa", "bb"]
+        lessons.reinforce(conn, "bb", "a", at=1.0)
+        assert names(removal.remove_evidence(conn, ["a"], at=5.0)) == ["bb"]
+        assert [one.turn for one in lessons.turns_of_lesson(conn, "aa")] == ["b"]
+        assert names(removal.remove_evidence(conn, ["b"], at=5.0)) == ["aa"]
+        assert lessons.list_lessons(conn) == []
+
+
+def test_the_weights_learn_a_lesson_and_lose_it(store: Store) -> None:
+    with store.write() as conn:
+        policies.ensure_root(conn, base="base", identity="i", at=1.0)
+        lease = leases.acquire(conn, "trainer", holder="t", now=1.0, ttl=60.0)
+        assert lease is not None
+        policies.publish(conn, lease, policy(1, 0), [], 2.0)
+        put(conn, SHORT)
+        lessons.record_divergence(conn, "aa", 0, 0.5, at=2.0)
+        lessons.record_divergence(conn, "aa", 1, 0.01, at=3.0)
+        lessons.mark_learned(conn, "aa", 1)
+        assert lessons.lessons_for(conn, HERE) == []
+        (learned,) = lessons.list_lessons(conn, policy=DEFAULT_NAME, states=[LessonState.LEARNED])
+        assert (learned.learned_version, learned.divergence) == (1, 0.01)
+        assert lessons.divergences_of(conn, "aa") == [(0, 0.5), (1, 0.01)]
+        lessons.mark_active(conn, "aa")
+        assert names(lessons.lessons_for(conn, HERE)) == ["aa"]
+        lessons.edit_text(conn, "aa", "Keep answers very short.")
+        assert lessons.divergences_of(conn, "aa") == []
+        assert lessons.get(conn, "aa") == replace(SHORT, text="Keep answers very short.")
+
+
+def test_a_rollback_behind_the_version_that_learned_it_puts_a_lesson_into_force(store: Store) -> None:
+    with store.write() as conn:
+        policies.ensure_root(conn, base="base", identity="i", at=1.0)
+        lease = leases.acquire(conn, "trainer", holder="t", now=1.0, ttl=60.0)
+        assert lease is not None
+        for version in (1, 2):
+            policies.publish(conn, lease, policy(version, version - 1), [], 2.0)
+        put(conn, SHORT, replace(SHORT, id="bb", text="Use a formal tone.", topic="tone/formal"))
+        lessons.mark_learned(conn, "aa", 1)
+        lessons.mark_learned(conn, "bb", 2)
+        policies.roll_back(conn, to=1, reason="r", at=3.0)
+        assert names(lessons.lessons_for(conn, HERE)) == ["bb"]
+
+
+def test_turns_that_are_taken_back_take_their_lessons(store: Store) -> None:
+    with store.write() as conn:
+        serve(conn, "a")
+        put(conn, SHORT)
+        lessons.reinforce(conn, "aa", "a", at=1.0)
+        removal.take_back(conn, ["a"], "undone", at=2.0)
+        assert lessons.list_lessons(conn) == []
