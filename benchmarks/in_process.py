@@ -9,9 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Self
+
+import numpy as np
+from sqlalchemy import Connection
 
 from openclaw_rl.collect.worker import Collector
 from openclaw_rl.engines import adapter_file
@@ -22,17 +28,24 @@ from openclaw_rl.errors import EngineError
 from openclaw_rl.evals.styles import Taste, has_style
 from openclaw_rl.evals.toy_world import Question, is_correct
 from openclaw_rl.evals.user_driver import MAX_TOKENS, StreamedReply, TasteEvaluation
+from openclaw_rl.gates.reply_source import GateReply, ReplyOrder
 from openclaw_rl.judge import worker as judging
+from openclaw_rl.judge.lessons.lesson_maker import LessonMaker
+from openclaw_rl.judge.user_feedback import explicit_verdict
 from openclaw_rl.render.model_folder import ModelFiles, compute_identity
 from openclaw_rl.render.renderer import Renderer
+from openclaw_rl.serve.auth import Caller
 from openclaw_rl.serve.chat_request import ChatRequest
 from openclaw_rl.serve.gateway import Gateway
 from openclaw_rl.settings.load import Config
-from openclaw_rl.store import policies, turns
+from openclaw_rl.store import exchanges, turns
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.lessons import lessons
+from openclaw_rl.store.lineage import policies
+from openclaw_rl.store.lineage.policy_names import read_heads
 from openclaw_rl.supervisor.supervisor import prepare_home
 from openclaw_rl.train.worker import open_train_loop
-from openclaw_rl.types import Chunk, Generation, Ids, Logprobs, PolicyRef, Sampling
+from openclaw_rl.types import Chunk, Feedback, Generation, Ids, Logprobs, PolicyRef, Sampling
 
 SCOPE = "person"
 
@@ -80,11 +93,35 @@ class InProcess:
             self._step()
         return [job.sampled_ids[:-1] if job.sampled_ids[-1] in stop else job.sampled_ids for job in jobs]
 
+    def answer(self, orders: Sequence[ReplyOrder], stop: Sequence[int]) -> list[GateReply]:
+        """The replies that the gate or practice asks for, all at once."""
+        jobs = [
+            self._core.generate(None, o.version, np.array(o.prompt_ids, np.int32), _sampling(o), stop) for o in orders
+        ]
+        scores: dict[int, list[float]] = {id(job): [] for job in jobs}
+        ends: dict[int, str] = {}
+        while self._core.has_work:
+            for token in self._step():
+                scores[id(token.seq)].append(token.logprob)
+                ends[id(token.seq)] = token.finish or "length"
+        return [
+            GateReply(
+                token_ids=np.array(job.sampled_ids, np.int32),
+                logprobs=np.array(scores[id(job)], np.float32),
+                finish=ends[id(job)],
+            )
+            for job in jobs
+        ]
+
     def _step(self) -> list[NewToken]:
         out = self._core.step()
         if stuck := [item for item in out if isinstance(item, SequenceFailed)]:
             raise EngineError(stuck[0].reason)
         return [item for item in out if isinstance(item, NewToken)]
+
+
+def _sampling(order: ReplyOrder) -> Sampling:
+    return Sampling(temperature=order.temperature, max_tokens=order.max_tokens, seed=order.seed)
 
 
 class Rooms:
@@ -96,17 +133,19 @@ class Rooms:
         self.config, self.renderer = config, Renderer(files)
         self._stores = [Store.open(config.store_path) for _ in range(3)]  # each room notices what the others commit
         serving, self._store, training = self._stores
-        self._train = open_train_loop(config, training)
         core = EmbeddedEngine(EmbeddedModel.load(config.model, max_context=config.engine.max_context), config.engine)
         self._engine = InProcess(core)
+        self._train = open_train_loop(config, training, self)
         self._gateway = Gateway(
             config, store=serving, engine=self._engine, renderer=self.renderer, identity=compute_identity(files)
         )
         self._collector, self._judge = Collector(self._store, config.collect), judging.make_judge(config)
+        self._lessons = LessonMaker(config, self._store, self._judge)
 
     async def __aenter__(self) -> Self:
         self._keeper = asyncio.create_task(self._gateway.versions.run())
         await self.settle()
+        await self._gateway.versions.acquire_version(0)  # the teacher of practice stays loaded
         return self
 
     async def __aexit__(
@@ -120,11 +159,15 @@ class Rooms:
         for store in self._stores:
             store.close()
 
-    async def say(self, history: Sequence[Mapping[str, Any]], *, seed: int) -> StreamedReply:
-        """One reply at temperature 1, recorded as any other."""
-        sampling = Sampling(temperature=1.0, max_tokens=MAX_TOKENS, seed=seed)
-        ask = ChatRequest(model=self.config.model.name, messages=list(history), tools=(), sampling=sampling)
-        (serving,) = await self._gateway.begin_replies(ask, SCOPE)
+    async def say(
+        self, history: Sequence[Mapping[str, Any]], *, seed: int, temperature: float = 1.0, agent: str = ""
+    ) -> StreamedReply:
+        """One reply, recorded as any other."""
+        sampling = Sampling(temperature=temperature, max_tokens=MAX_TOKENS, seed=seed)
+        ask = ChatRequest(
+            model=self.config.model.name, messages=list(history), tools=(), sampling=sampling, agent=agent
+        )
+        (serving,) = await self._gateway.begin_replies(ask, Caller(scope=SCOPE, owner=SCOPE))
         finished = [part.end is not None async for part in serving.stream_parts()][-1]
         return StreamedReply(
             id=serving.header.id,
@@ -134,32 +177,73 @@ class Rooms:
             finished=finished,
         )
 
+    def give_feedback(self, reply: str, *, score: int, correction: str | None = None) -> None:
+        """What `POST /v1/feedback` does."""
+        id_ = f"fb-{secrets.token_hex(12)}"
+        given = Feedback(id=id_, scope=SCOPE, target=reply, score=score, correction=correction, given_at=time.time())
+        with self._store.write() as conn:
+            exchanges.add_feedback(conn, [given])
+
     async def settle(self) -> int:
-        """Link, judge and train until there is nothing left to do. Returns the version that answers now."""
+        """Link, judge and train until there is nothing left to do. Returns the version that answers now.
+
+        That is the head of the default policy; the heads of all policies are loaded then.
+        """
         while self._collector.step():
             pass
         with self._store.read() as conn:
             closed = turns.closed_turns(conn, 64)
-        verdicts = [await self._judge.judge(item) for item in closed]
+        verdicts = [explicit_verdict(item) or await self._judge.judge(item) for item in closed]
         with self._store.write() as conn:
             for verdict in verdicts:
                 turns.add_verdict(conn, verdict)
+                self._lessons.update(conn, verdict)
         while self._train.run_once():
-            pass
+            await self._load_head()
+        return await self._load_head()
+
+    def generate(self, orders: Sequence[ReplyOrder]) -> list[GateReply]:
+        """See `gates.reply_source.ReplySource.generate`; for practice."""
+        return self._engine.answer(orders, self.renderer.stop_token_ids)
+
+    async def _load_head(self) -> int:
+        """Wait until the head answers. Returns its version."""
         versions = self._gateway.versions
         with self._store.read() as conn:
-            head = policies.head(conn).version
-        while versions.serving != head or not versions.is_loaded(head):
+            head, heads = policies.head(conn).version, set(read_heads(conn).values())
+        while versions.serving != head or not all(map(versions.is_loaded, heads)):
             if self._keeper.done():
                 self._keeper.result()
             await asyncio.sleep(0.005)
         return head
 
+    def first_replies(
+        self, version: int, questions: Sequence[Question], system: Sequence[Mapping[str, Any]] = ()
+    ) -> tuple[str, ...]:
+        """Ask each question by itself behind the messages of `system`, unrecorded. Returns the replies."""
+        asked = [[*system, {"role": "user", "content": q.text}] for q in questions]
+        prompts = [self.renderer.render(messages).prompt_ids for messages in asked]
+        replies = self._engine.all(version, prompts, self.renderer.stop_token_ids)
+        return tuple(self.renderer.detokenizer.new_stream().push(ids).strip() for ids in replies)
+
+    def read_store(self) -> AbstractContextManager[Connection]:
+        """Open a snapshot of the store."""
+        return self._store.read()
+
+    def has_lesson(self) -> bool:
+        """Whether there is any lesson."""
+        with self._store.read() as conn:
+            return bool(lessons.list_lessons(conn))
+
+    def entropy_of(self, version: int) -> float | None:
+        """The entropy per token of the batch from which a version was made, in nats; None for the base."""
+        with self._store.read() as conn:
+            found = policies.get(conn, version)
+        return None if found is None else found.metrics.get("entropy")
+
     def measure(self, version: int, taste: Taste, questions: Sequence[Question]) -> TasteEvaluation:
         """Ask each question by itself, unrecorded."""
-        prompts = [self.renderer.render([{"role": "user", "content": q.text}]).prompt_ids for q in questions]
-        replies = self._engine.all(version, prompts, self.renderer.stop_token_ids)
-        texts = tuple(self.renderer.detokenizer.new_stream().push(ids).strip() for ids in replies)
+        texts = self.first_replies(version, questions)
         right = tuple(is_correct(q, t) for q, t in zip(questions, texts, strict=True))
         liked = tuple(r and has_style(taste, t) for r, t in zip(right, texts, strict=True))
         return TasteEvaluation(satisfied=liked, correct=right, replies=texts)

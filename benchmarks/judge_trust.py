@@ -11,7 +11,7 @@ import random
 
 from openclaw_rl.evals.plots import markdown_table
 from openclaw_rl.settings.load import Config
-from openclaw_rl.store.version_stats import is_below_kappa
+from openclaw_rl.store.lineage.version_stats import is_below_kappa
 
 RUNS, SCORES = 1000, 40
 

@@ -1,4 +1,4 @@
-"""`make learn-rate`: how many reactions of one person until the policy is to their taste, by batch size and replay.
+"""`make learn-rate`: how many reactions of one person until the policy is to their taste, with and without practice.
 
 A person is slow and a trainer is quick: before each message all that was said is judged, trained and swapped in. So
 what comes out is the same whatever the machine is and does.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
+import itertools
 import json
 import multiprocessing
 import random
@@ -23,7 +24,7 @@ from typing import Any
 from benchmarks import sample_efficiency_report
 from benchmarks.in_process import Rooms
 from benchmarks.sample_efficiency_report import Point, Run
-from benchmarks.setting_args import on_off, parse_settings, setting_argument
+from benchmarks.setting_args import on_off, parse_settings, setting_argument, share_argument
 from benchmarks.taste_benchmark import accuracy
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -35,11 +36,20 @@ from openclaw_rl.evals.toy_world import Question, held_out_questions
 from openclaw_rl.evals.user_driver import ConversationLog
 from openclaw_rl.settings.load import Config, from_flat
 
-BATCHES = (2, 4, 8, 16)
-METHODS = ("combine", "binary")
+BATCHES = (4,)
+METHODS = ("combine",)
+SEEDS = 5
 QUESTIONS = 200
 REACTIONS = 100
 AT_ONCE = 256  # questions that are answered together
+PARTS: Mapping[str, Mapping[str, Any]] = {
+    "people": {},
+    "prompt": {"practice": [True], "lessons": [True], "reactions": 60},
+    "change": {"practice": [True], "change": True, "seeds": 1, "reactions": 80},
+    "random_hints": {"practice": [True], "random_hints": 0.3, "reactions": 60},
+    "long": {"practice": [True], "lessons": [True], "seeds": 1, "reactions": 300},
+}
+"""Parts of the measurement: what differs from the arguments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +59,11 @@ class Setting:
     method: str
     batch: int  # fresh turns of a batch
     replay: bool
+    practice: bool = False
+    lessons: bool = False  # in the prompt, until they are learned
     taste: Taste
+    then: Taste | None = None  # of the second half of the reactions
+    random_hints: float = 0.0  # share of the named styles that are any style
     seed: int
     more: Mapping[str, Any]
 
@@ -64,6 +78,8 @@ class Setting:
             "train.batch.max_uses": 2 if self.replay else 1,
             "train.batch.replay_ratio": 0.5,
             "train.batch.max_wait": 1e9,
+            "practice.enabled": self.practice,
+            "serve.lessons": "until_learned" if self.lessons else "off",
         }
         return own | {"engine.max_batch": AT_ONCE, "engine.prefill_chunk": 32 * AT_ONCE} | dict(self.more)
 
@@ -71,7 +87,10 @@ class Setting:
     def name(self) -> str:
         """Of this setting and no other; fit for a folder."""
         more = "".join(f"-{key.rpartition('.')[2]}={value}" for key, value in sorted(self.more.items()))
-        return f"{self.method}-{self.batch}{'-replay' if self.replay else ''}-{self.taste}-{self.seed}{more}"
+        used = "".join(f"-{name}" for name in ("replay", "practice", "lessons") if getattr(self, name))
+        used += f"-random={self.random_hints:g}" if self.random_hints else ""
+        taste = self.taste if self.then is None else f"{self.taste}-{self.then}"
+        return f"{self.method}-{self.batch}{used}-{taste}-{self.seed}{more}"
 
 
 def one(setting: Setting, home: Path, *, reactions: int = REACTIONS, questions: int = QUESTIONS) -> Run:
@@ -86,7 +105,12 @@ def one(setting: Setting, home: Path, *, reactions: int = REACTIONS, questions: 
         method=setting.method,
         batch=setting.batch,
         replay=setting.replay,
+        practice=setting.practice,
+        lessons=setting.lessons,
         taste=setting.taste,
+        then=setting.then,
+        changed=watch.changed,
+        next_reply=watch.next_reply(talk),
         seed=setting.seed,
         points=tuple(watch.points),
         reactions=len(talk.reactions),
@@ -101,30 +125,52 @@ class _Watch:
 
     def __init__(self, setting: Setting, questions: Sequence[Question], store: Path) -> None:
         self._setting, self._questions, self._store = setting, questions, store
+        self._taste = setting.taste
         self.points: list[Point] = []
+        self.changed: int | None = None  # reactions before the taste changed
+        self._first_lesson: int | None = None  # reactions until there was a lesson
 
     async def talk(self, config: Config, reactions: int) -> ConversationLog:
-        talk, persona = ConversationLog(), Persona(taste=self._setting.taste, seed=self._setting.seed)
+        setting, talk = self._setting, ConversationLog()
         async with Rooms(config) as rooms:
             self._measure(rooms, 0, talk)
-            while len(talk.reactions) < reactions:
+            persona = Persona(taste=setting.taste, seed=setting.seed, random_hints=setting.random_hints)
+            half = reactions // 2 if setting.then is not None else reactions
+            while len(talk.reactions) < half:
                 await self._session(rooms, persona, talk)
+            if setting.then is not None:
+                self.changed, self._taste = len(talk.reactions), setting.then
+                self._measure(rooms, self.points[-1].version, talk)
+                persona = Persona(taste=setting.then, seed=setting.seed + 1, random_hints=setting.random_hints)
+                while len(talk.reactions) < reactions:
+                    await self._session(rooms, persona, talk)
         return talk
+
+    def next_reply(self, talk: ConversationLog) -> bool | None:
+        """Whether the reply to the first words that gave a lesson satisfied; None without any, or if not meant."""
+        first = self._first_lesson
+        if first is None or first >= len(talk.reactions) or (first and talk.reactions[first - 1][1].is_wrong):
+            return None
+        return talk.reactions[first][1].satisfied
 
     async def _session(self, rooms: Rooms, persona: Persona, talk: ConversationLog) -> None:
         history: list[dict[str, str]] = []
+        before = len(persona.log)
         while (text := persona.next_message(history)) is not None:
-            if len(persona.log) > len(talk.reactions):
+            if len(persona.log) > before:
+                before = len(persona.log)
                 talk.reactions.append((talk.replies[-1], persona.log[-1]))
             history.append({"role": "user", "content": text})
             talk.replies.append(await rooms.say(history, seed=self._setting.seed * 100_003 + len(talk.replies)))
             history.append({"role": "assistant", "content": talk.replies[-1].text})
             version = await rooms.settle()
+            if self._first_lesson is None and rooms.has_lesson():
+                self._first_lesson = len(talk.reactions)
             if version != self.points[-1].version:
                 self._measure(rooms, version, talk)
 
     def _measure(self, rooms: Rooms, version: int, talk: ConversationLog) -> None:
-        found = rooms.measure(version, self._setting.taste, self._questions)
+        found = rooms.measure(version, self._taste, self._questions)
         self.points.append(
             Point(
                 version=version,
@@ -132,6 +178,8 @@ class _Watch:
                 judged=accuracy(self._store, talk)[0],
                 satisfied=found.satisfaction,
                 correct=found.correctness,
+                distinct=len(set(found.replies)),
+                entropy=rooms.entropy_of(version),
             )
         )
 
@@ -139,13 +187,28 @@ class _Watch:
 def plan(given: argparse.Namespace) -> Iterator[Setting]:
     """Every cell for every person: tastes and seeds are the same in each."""
     more = parse_settings(given.sets)
-    for number, taste in enumerate(given.tastes):
-        for method in given.methods:
-            for batch in given.batches:
-                for replay in given.replay:
-                    yield Setting(
-                        method=method, batch=batch, replay=replay, taste=taste, seed=given.seed + number, more=more
-                    )
+    people = [(taste, then) for taste in given.tastes for then in _later_tastes(taste, given)]
+    axes = itertools.product(
+        range(given.seeds), enumerate(people), given.methods, given.batches, given.replay, given.practice, given.lessons
+    )
+    for number, (place, (taste, then)), method, batch, replay, practice, lessons in axes:
+        yield Setting(
+            method=method,
+            batch=batch,
+            replay=replay,
+            practice=practice,
+            lessons=lessons,
+            taste=taste,
+            then=then,
+            random_hints=given.random_hints,
+            seed=given.seed + place + number * len(people),
+            more=more,
+        )
+
+
+def _later_tastes(taste: Taste, given: argparse.Namespace) -> list[Taste | None]:
+    """The tastes to which a person changes; None: they do not."""
+    return [other for other in given.tastes if other != taste] if given.change else [None]
 
 
 def run_all(wanted: Sequence[Setting], given: argparse.Namespace, console: Console) -> list[Run]:
@@ -179,14 +242,22 @@ def _in_scratch(setting: Setting, given: argparse.Namespace) -> Run:
 
 
 def arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="Reactions until satisfied, by batch size, with and without replay.")
+    parser = argparse.ArgumentParser(description="Reactions until satisfied, with and without practice and lessons.")
     parser.add_argument("--out", type=Path, default=Path("runs/learn-rate"))
     parser.add_argument("--doc", type=Path, default=Path("docs/sample_efficiency.md"))
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=["people"], help="what is measured [people]")
     parser.add_argument("--seed", type=bounded_int(0, LARGEST_SEED), default=1)
     parser.add_argument("--tastes", nargs="+", choices=TASTES, default=list(TASTES))
     parser.add_argument("--methods", nargs="+", choices=(*METHODS, "opd", "sdpo", "sdft"), default=list(METHODS))
+    parser.add_argument("--seeds", type=bounded_int(1, 100), default=SEEDS, help="people of each taste")
+    parser.add_argument("--practice", nargs="+", type=on_off, default=[False, True], help="on, off, or both [both]")
+    parser.add_argument("--lessons", nargs="+", type=on_off, default=[False], help="in the prompt [off]")
+    parser.add_argument("--change", action="store_true", help="each taste changes to each other one half-way")
+    parser.add_argument(
+        "--random-hints", type=share_argument, default=0.0, help="share of the wishes that are any style's [0]"
+    )
     parser.add_argument("--batches", nargs="+", type=bounded_int(1), default=list(BATCHES))
-    parser.add_argument("--replay", nargs="+", type=on_off, default=[False, True], help="on, off, or both [both]")
+    parser.add_argument("--replay", nargs="+", type=on_off, default=[False], help="on, off, or both [off]")
     parser.add_argument("--reactions", type=bounded_int(1), default=REACTIONS)
     parser.add_argument("--questions", type=bounded_int(1), default=QUESTIONS)
     parser.add_argument("--parallel", type=bounded_int(1, 64), default=2, help="people at once, each a process")
@@ -202,19 +273,22 @@ def main() -> None:
 
 
 def _run(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
-    given.out.mkdir(parents=True, exist_ok=True)
-    console, began = Console(), time.monotonic()
-    runs = run_all(list(plan(given)), given, console)
-    console.print(sample_efficiency_report.table(runs), markup=False)
+    console, began, found = Console(), time.monotonic(), dict[str, list[Run]]()
+    for part in given.parts:
+        own = argparse.Namespace(**vars(given) | {"out": given.out / part} | PARTS[part])
+        own.out.mkdir(parents=True, exist_ok=True)
+        found[part] = run_all(list(plan(own)), own, console)
+        console.print(sample_efficiency_report.table(found[part]), markup=False)
     console.print(f"{(time.monotonic() - began) / 60:.0f} minutes")
     if parser.get_default("doc") != given.doc or not _changed(parser, given):
-        sample_efficiency_report.write(given.doc, runs, questions=given.questions)
+        sample_efficiency_report.write(given.doc, found, questions=given.questions)
 
 
 def _changed(parser: argparse.ArgumentParser, given: argparse.Namespace) -> bool:
     """Whether what was measured is something else than what the document is about."""
-    names = ("seed", "tastes", "methods", "batches", "replay", "reactions", "questions", "sets")
-    return any(getattr(given, name) != parser.get_default(name) for name in names)
+    names = ("seed", "seeds", "tastes", "methods", "batches", "replay", "practice", "lessons", "change", "reactions")
+    names = (*names, "random_hints", "questions", "sets")
+    return set(given.parts) != set(PARTS) or any(getattr(given, n) != parser.get_default(n) for n in names)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from openclaw_rl.evals.plots import markdown_table
 
 AIM = 0.9
+COLOURS = ("#d1495b", "#2e4057", "#66a182", "#edae49")
 SOON = 30  # reactions after which a person should see the difference
 
 
@@ -24,6 +25,8 @@ class Point:
     judged: int
     satisfied: float
     correct: float
+    distinct: int = 0  # replies that differ
+    entropy: float | None = None  # nats per token, of the batch that made the version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +37,12 @@ class Run:
     method: str
     batch: int
     replay: bool
+    practice: bool = False
+    lessons: bool = False
     taste: str
+    then: str | None = None  # the taste from reaction `changed` on
+    changed: int | None = None
+    next_reply: bool | None = None  # whether the reply to the first wish satisfied; None: there was none
     seed: int
     points: tuple[Point, ...]
     reactions: int
@@ -54,24 +62,38 @@ class Run:
 
     @property
     def reached(self) -> Point | None:
-        """The first version that is as satisfying as is aimed for."""
-        return next((p for p in self.points if p.satisfied >= AIM), None)
+        """The first version that is as satisfying as is aimed for, before a change of taste."""
+        last = self.reactions if self.changed is None else self.changed
+        return next((p for p in self.points if p.satisfied >= AIM and p.reactions <= last), None)
+
+    @property
+    def returned(self) -> int | None:
+        """Reactions after the change of taste until a version was as satisfying again."""
+        if self.changed is None:
+            return None
+        later = [p for p in self.points if p.reactions > self.changed and p.satisfied >= AIM]
+        return later[0].reactions - self.changed if later else None
 
     @property
     def fall(self) -> float:
         """The most that correctness was below where it began."""
         return self.points[0].correct - min(p.correct for p in self.points)
 
+    @property
+    def lowest(self) -> float | None:
+        """The lowest satisfaction of a version after the aim was reached; None if it was not."""
+        return min(p.satisfied for p in self.points if p.version >= self.reached.version) if self.reached else None
 
-Cell = tuple[str, int, bool]
-"""Method, batch, replay."""
+
+Cell = tuple[str, int, bool, bool, bool]
+"""Method, batch, replay, practice, lessons in the prompt."""
 
 
 def cells(runs: Sequence[Run]) -> dict[Cell, list[Run]]:
     """The runs of each cell, in the order in which cells appear."""
     found: dict[Cell, list[Run]] = {}
     for run in runs:
-        found.setdefault((run.method, run.batch, run.replay), []).append(run)
+        found.setdefault((run.method, run.batch, run.replay, run.practice, run.lessons), []).append(run)
     return found
 
 
@@ -99,18 +121,50 @@ def _until(runs: Sequence[Run], what: str) -> str:
 
 
 def _row(cell: Cell, runs: Sequence[Run]) -> tuple[object, ...]:
-    method, batch, replay = cell
+    method, batch, *used = cell
     return (
         method,
         batch,
-        "yes" if replay else "no",
+        *("yes" if one else "no" for one in used),
         _until(runs, "reactions"),
         _until(runs, "judged"),
         f"{statistics.fmean(r.after(SOON).satisfied for r in runs):.2f}",
         f"{statistics.fmean(r.points[-1].satisfied for r in runs):.2f}",
+        _lowest(runs),
         f"{max(r.fall for r in runs):.3f}",
+        f"{statistics.fmean(r.points[0].correct - r.points[-1].correct for r in runs):.3f}",
+        _share([r.next_reply for r in runs]),
+        f"{statistics.fmean(r.points[-1].distinct for r in runs):.0f}",
+        _entropy(runs),
+        _after_change(runs),
         f"{statistics.fmean(len(r.points) - 1 for r in runs):.0f}",
     )
+
+
+def _share(values: Sequence[bool | None]) -> str:
+    known = [value for value in values if value is not None]
+    return f"{sum(known)} of {len(known)}" if known else "-"
+
+
+def _lowest(runs: Sequence[Run]) -> str:
+    known = [run.lowest for run in runs if run.changed is None and run.lowest is not None]
+    return f"{min(known):.2f}" if known else "-"
+
+
+def _entropy(runs: Sequence[Run]) -> str:
+    known = [entropy for run in runs if (entropy := run.points[-1].entropy) is not None]
+    return f"{statistics.fmean(known):.2f}" if known else "-"
+
+
+def _after_change(runs: Sequence[Run]) -> str:
+    """Median, and the range, as in `_until`."""
+    changed = [run for run in runs if run.changed is not None]
+    if not changed:
+        return "-"
+    values = sorted(float("inf") if run.returned is None else run.returned for run in changed)
+    most = max(run.reactions - (run.changed or 0) for run in changed)
+    shown = [f"{value:.0f}" if value < float("inf") else f"> {most}" for value in values]
+    return f"{shown[len(shown) // 2]} ({shown[0]} to {shown[-1]})"
 
 
 def table(runs: Sequence[Run]) -> str:
@@ -119,11 +173,19 @@ def table(runs: Sequence[Run]) -> str:
         "method",
         "batch",
         "replay",
+        "practice",
+        "lessons in the prompt",
         f"reactions to {AIM:g}",
         "of these judged",
         f"satisfied after {SOON}",
         "at the end",
+        f"lowest after {AIM:g}",
         "correctness fell at most",
+        "on average, at the end",
+        "next reply satisfied",
+        "distinct replies",
+        "entropy",
+        f"reactions to {AIM:g} after a change",
         "versions",
     )
     return markdown_table(head, [_row(cell, of) for cell, of in cells(runs).items()])
@@ -137,16 +199,14 @@ def plot(path: Path, runs: Sequence[Run]) -> None:
     from matplotlib import pyplot as plt
 
     methods = list(dict.fromkeys(run.method for run in runs))
-    batches = sorted({run.batch for run in runs})
-    colours = dict(zip(batches, ("#d1495b", "#2e4057", "#66a182", "#edae49"), strict=False))
     figure, axes = plt.subplots(1, len(methods), figsize=(5.5 * len(methods), 4.2), layout="constrained", squeeze=False)
     for axis, method in zip(axes[0], methods, strict=True):
-        for (of, batch, replay), group in cells(runs).items():
+        for number, ((of, batch, *used), group) in enumerate(cells(runs).items()):
             if of == method:
                 curve = mean_curve(group, min(run.reactions for run in group))
-                label = f"batch {batch}" + (", replay" if replay else "")
-                style = "--" if replay else "-"
-                axis.step(range(len(curve)), curve, where="post", color=colours[batch], linestyle=style, label=label)
+                names = [name for name, one in zip(("replay", "practice", "lessons"), used, strict=True) if one]
+                label, colour = ", ".join([f"batch {batch}", *names]), COLOURS[number % len(COLOURS)]
+                axis.step(range(len(curve)), curve, where="post", color=colour, label=label)
         axis.axhline(AIM, color="#9aa5b1", linewidth=0.8)
         axis.axvline(SOON, color="#9aa5b1", linewidth=0.8)
         axis.set(title=method, xlabel="reactions of the person", ylabel="satisfied on questions never asked")
@@ -159,29 +219,60 @@ def plot(path: Path, runs: Sequence[Run]) -> None:
     plt.close(figure)
 
 
-def write(doc: Path, runs: Sequence[Run], *, questions: int) -> None:
-    """The document, and its picture in `images/` beside it."""
-    plot(doc.parent / "images" / f"{doc.stem}.png", runs)
-    people = len({(run.taste, run.seed) for run in runs})
-    judged, given = sum(r.judged for r in runs), sum(r.reactions for r in runs)
-    text = PREFACE.format(people=people, questions=questions, reactions=max(r.reactions for r in runs))
-    agreed = sum(r.agreed for r in runs)
+def write(doc: Path, parts: Mapping[str, Sequence[Run]], *, questions: int) -> None:
+    """The document, and its picture in `images/` beside it. `parts`: the runs of each part."""
+    people, runs = next(iter(parts.values())), [run for part in parts.values() for run in part]
+    plot(doc.parent / "images" / f"{doc.stem}.png", people)
+    judged, given, agreed = (sum(getattr(r, name) for r in runs) for name in ("judged", "reactions", "agreed"))
     facts = (
         f"- The rules gave a score to {judged} of {given} reactions ({judged / given:.0%}); {agreed} of those "
         f"({agreed / max(judged, 1):.0%}) were the person's true opinion.\n"
         f"- {sum(r.seconds for r in runs) / 60:.0f} minutes in total over all runs.\n"
     )
     picture = f"![satisfaction against reactions](images/{doc.stem}.png)\n"
-    doc.write_text(f"{text}\n{table(runs)}\n\n{facts}\n{picture}", encoding="utf-8")
+    text = [
+        PREFACE.format(questions=questions),
+        *(_section(name, part) for name, part in parts.items()),
+        facts,
+        picture,
+    ]
+    doc.write_text("\n".join(text), encoding="utf-8")
 
+
+def _section(part: str, runs: Sequence[Run]) -> str:
+    """A part of the document: its title, who was measured, and the table."""
+    people = len({(run.taste, run.then, run.seed) for run in runs})
+    title, words = SECTIONS[part]
+    numbers = f"{people} people in each row, about {max(r.reactions for r in runs)} reactions of each."
+    return f"## {title}\n\n{words} {numbers}\n\n{table(runs)}\n"
+
+
+SECTIONS = {
+    "people": ("Five tastes", "With and without practice."),
+    "prompt": ("As it is shipped", "With practice, and with lessons in the prompt until they are learned."),
+    "change": (
+        "A taste that changes",
+        "Each taste changes to each other one half-way. The columns on the time before count the first half.",
+    ),
+    "random_hints": (
+        "Random wishes",
+        "Of the reactions that name a style, 30% name any of the six styles, whatever the person likes.",
+    ),
+    "long": ("What 300 reactions change", "Whether it stays as it is, once it suits the person."),
+}
+"""Title and first sentence of each part's section."""
 
 PREFACE = """# Sample efficiency: reactions until satisfied
 
 Made by `make learn-rate` on the shipped starter policy. The question is how many reactions of one person the policy
-needs to match the person's taste. People are simulated; the number of people per row is {people}. Each has a taste
-and a fresh system, and reacts in text only, about {reactions} times. More than half of the reactions use phrases that
-the rules do not match, and a tenth are wrong on purpose. The column "batch" is the number of new judged turns per
-step. With replay, the step also takes as many turns that were trained on once before (`train.batch.max_uses` 2).
+needs to match the person's taste. People are simulated. Each has a taste and a fresh system, and reacts in text only.
+More than half of the reactions use phrases that the rules do not match, and a tenth are wrong on purpose. The column
+"batch" is the number of new judged turns per step. With replay, the step also takes as many turns that were trained on
+once before (`train.batch.max_uses` 2). With practice, the trainer also learns what [lessons](concepts/lessons.md) say,
+between the messages, until it is learned or `practice.step_limit` steps are taken ([practice](concepts/practice.md)).
+"Lessons in the prompt" is `serve.lessons: until_learned`; without, it is `off`. All but one column are of the weights
+alone, under the plain prompt: "next reply satisfied" says for how many people the reply to their first words with a
+wish was correct and to their taste; people whose first such words were wrong on purpose are left out.
 
 All stages run one after the other in one process (`benchmarks/in_process.py`). Before each message, every earlier
 turn is judged and trained on, and the new version is loaded, as for a person who takes minutes to answer. The result
@@ -189,7 +280,9 @@ does not depend on the speed of the machine, and the same seed gives the same fi
 
 Each version is measured when it becomes the head: the share of replies that are correct and match the person's taste,
 at temperature 1, on {questions} questions that were never asked (the same questions and seeds for all versions).
-"Reactions to 0.9" is the number of reactions
-that a person had given when the first version with 0.9 or more became the head: the median over people, and the range.
-"Of these judged" is the number of these reactions that the rules scored; only these turns can be trained on.
+"Reactions to 0.9" is the number of reactions that a person had given when the first version with 0.9 or more became the
+head: the median over people, and the range. "Of these judged" is the number of these reactions that the rules scored;
+only these turns can be trained on. "Lowest after 0.9" is the lowest satisfaction of any later version of any person.
+"Correctness fell at most" is the largest fall of any version of any person below where it began, one measurement of
+{questions} replies against another; beside it is the mean fall over people at the end.
 """

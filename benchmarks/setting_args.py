@@ -38,3 +38,14 @@ def parse_settings(given: Sequence[str]) -> Mapping[str, Any]:
         except yaml.YAMLError:
             raise argparse.ArgumentTypeError(f"expected a value such as 8, true or [a, b], got {value!r}") from None
     return found
+
+
+def share_argument(text: str) -> float:
+    """Check a share (argparse `type`): a number from 0 to 1."""
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise argparse.ArgumentTypeError(f"expected a number from 0 to 1, got {text!r}")
+    return share

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
+import random
 import time
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
@@ -19,10 +21,11 @@ ANSWER_WITHIN = 60.0  # seconds
 
 @dataclass(slots=True)
 class Heard:
-    """What all clients saw while `listening`: gaps between two tokens of one reply (seconds), versions, failures."""
+    """What all clients saw while `listening`; times in seconds."""
 
     listening: bool = False
-    gaps: list[float] = field(default_factory=list)
+    gaps: list[float] = field(default_factory=list)  # between two tokens of one reply
+    first_tokens: list[float] = field(default_factory=list)  # from the request until the first token
     replies: int = 0
     versions: set[str] = field(default_factory=set)
     failures: list[str] = field(default_factory=list)
@@ -84,24 +87,44 @@ class Stream(asyncio.Protocol):
             self._transport.close()
 
 
-async def user(port: int, key: str, seed: int, heard: Heard, stop: asyncio.Event) -> None:
-    """Talk, session after session, with the reactions of a simulated user, until told to stop."""
-    persona = Persona(taste=TASTES[seed % len(TASTES)], seed=seed)  # type: ignore[arg-type]
-    _, stream = await asyncio.get_running_loop().create_connection(Stream, "127.0.0.1", port)
+async def connect(port: int) -> Stream:
+    """Open a connection to the gateway on this port."""
+    return (await asyncio.get_running_loop().create_connection(Stream, "127.0.0.1", port))[1]
+
+
+async def user(port: int, key: str, seed: int, heard: Heard, stop: asyncio.Event, pause: float = 0.0) -> None:
+    """Talk, session after session, with the reactions of a simulated user, until told to stop.
+
+    `pause`: mean seconds before each message, exponentially distributed.
+    """
+    persona, rng = Persona(taste=TASTES[seed % len(TASTES)], seed=seed), random.Random(seed)  # type: ignore[arg-type]
+    stream = await connect(port)
     while not stop.is_set():
         history: list[dict[str, str]] = []
         while not stop.is_set() and (words := persona.next_message(history)) is not None:
             history.append({"role": "user", "content": words})
+            if pause:
+                await _sleep_unless(stop, rng.expovariate(1 / pause))
             try:
-                events = await stream.ask(_request(port, key, history))
-                history.append({"role": "assistant", "content": _take_in(events, heard)})
+                history.append({"role": "assistant", "content": await request_reply(stream, port, key, history, heard)})
             except (RuntimeError, ConnectionError, TimeoutError, ValueError) as error:
                 heard.failures.append(f"{type(error).__name__}: {error}")
                 stream.close()
                 await asyncio.sleep(0.2)
-                _, stream = await asyncio.get_running_loop().create_connection(Stream, "127.0.0.1", port)
+                stream = await connect(port)
                 break
     stream.close()
+
+
+async def _sleep_unless(stop: asyncio.Event, seconds: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(stop.wait(), seconds)
+
+
+async def request_reply(stream: Stream, port: int, key: str, history: Sequence[Mapping[str, str]], heard: Heard) -> str:
+    """Request one reply and return its text. Raises as `Stream.ask` does, and `ValueError` for a stream that is cut."""
+    began = time.perf_counter()
+    return _take_in(await stream.ask(_request(port, key, history)), began, heard)
 
 
 def _request(port: int, key: str, history: Sequence[Mapping[str, str]]) -> bytes:
@@ -113,8 +136,11 @@ def _request(port: int, key: str, history: Sequence[Mapping[str, str]]) -> bytes
     return head.encode() + body
 
 
-def _take_in(events: Sequence[Event], heard: Heard) -> str:
-    """The reply's text. Raises `ValueError` when it has no finish or does not end in [DONE]."""
+def _take_in(events: Sequence[Event], began: float, heard: Heard) -> str:
+    """The text of a reply that was requested at `began`.
+
+    Raises `ValueError` when it has no finish or does not end in [DONE].
+    """
     words: list[str] = []
     times: list[float] = []
     finish = version = None
@@ -130,6 +156,7 @@ def _take_in(events: Sequence[Event], heard: Heard) -> str:
         raise ValueError(f"a stream ended without a finish: {events[-1:]}")
     if heard.listening:
         heard.replies += 1
+        heard.first_tokens += [at - began for at in times[:1]]
         heard.gaps += [later - earlier for earlier, later in itertools.pairwise(times)]
         heard.versions.add(str(version))
     return "".join(words)

@@ -1,6 +1,6 @@
 """Token gaps at clients while versions are swapped, while the trainer only trains, and without training.
 
-    python benchmarks/swaps.py [--rounds 5] [--swaps 20] [--clients 16]
+    python -m benchmarks.swaps [--rounds 5] [--swaps 20] [--clients 16]
 
 Each round runs the real system (the starter, simulated users) three times, each on a home of its own in which three
 versions have been published: once every step is published and swapped in; once the gate refuses every candidate, so
@@ -24,13 +24,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from benchmarks.servers import RUNS
+from benchmarks.streams import Heard, user
 
 from openclaw_rl.settings.load import Config
 from openclaw_rl.store import events, heartbeats
 from openclaw_rl.store.db import Store
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_config
-from servers import RUNS
-from streams import Heard, user
 
 RESULTS = Path(__file__).parent / "results" / "swaps.md"
 P999_RATIO, MEDIAN_RATIO, MAX_MORE = 1.5, 1.2, 0.250  # bounds of swaps against none; the last in seconds
@@ -116,19 +116,19 @@ async def _measure(config: Config, steps: int, clients: int) -> Arm:
         try:
             if steps:
                 first = await _steps_reach(store, _steps(store) + WARM_UP_STEPS, crowd)
-                pid = _trainer(store)
+                pid = trainer_pid(store)
             else:
                 first, pid = 0, os.getpid()
                 await asyncio.sleep(1.0)
             gc.collect()
             gc.freeze()
             gc.disable()  # a pause of the client would count as the system's
-            heard.listening, start, busy = True, time.perf_counter(), _cpu_seconds(pid)
+            heard.listening, start, busy = True, time.perf_counter(), cpu_seconds(pid)
             last = await _steps_reach(store, first + steps, crowd) if steps else 0
             await asyncio.sleep(0 if steps else SECONDS_WITHOUT_TRAINING)
             seconds = time.perf_counter() - start
             heard.listening = False
-            busy = _cpu_seconds(pid) - busy
+            busy = cpu_seconds(pid) - busy
         finally:
             gc.enable()
             stop.set()
@@ -167,12 +167,14 @@ def _steps(store: Store) -> int:
         return len(events.read_after(conn, 0, 1_000_000, kinds=["policy.live", "policy.rejected"]))
 
 
-def _trainer(store: Store) -> int:
+def trainer_pid(store: Store) -> int:
+    """Return the process id of the trainer."""
     with store.read() as conn:
         return next(beat.pid for beat in heartbeats.read_heartbeats(conn) if beat.name == "train")
 
 
-def _cpu_seconds(pid: int) -> float:
+def cpu_seconds(pid: int) -> float:
+    """Return the processor time that a process has used."""
     stat = Path(f"/proc/{pid}/stat")
     if not stat.exists():
         return float("nan")  # no /proc (macOS)
@@ -212,7 +214,7 @@ def report(rounds: Sequence[dict[str, Arm]], clients: int) -> tuple[str, bool]:
     lines = [
         "# Token gaps during hot swaps",
         "",
-        f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores. `python benchmarks/swaps.py`: {clients} clients stream "
+        f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores. `python -m benchmarks.swaps`: {clients} clients stream "
         "from the starter policy, of which three versions have been published before. `swaps`: each step of the "
         "trainer is swapped in. `no swaps`: the trainer does the same work, but the gate refuses every candidate. `no "
         "training`: only engine and gateway run. Gaps are milliseconds between two tokens of one reply at the client. "

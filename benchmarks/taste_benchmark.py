@@ -69,9 +69,8 @@ class Run:
 def one(taste: Taste, method: str, seed: int, home: Path, settings: Mapping[str, Any]) -> Run:
     """Start a system, measure, let the user talk, measure again."""
     began = time.monotonic()
-    with SubprocessSystem(
-        scratch_config(home, {"train.method": method, "train.seed": seed} | dict(settings))
-    ) as system:
+    own = {"train.method": method, "train.seed": seed, "serve.lessons": "off", "practice.enabled": False}
+    with SubprocessSystem(scratch_config(home, own | dict(settings))) as system:
         questions = held_out_questions(QUESTIONS, random.Random(seed))
         name = system.config.model.name
 

@@ -15,13 +15,20 @@ settings.load_profile("repeatable")
 
 SYSTEM_TESTS = (
     *("system", "plugins/test_system.py", "plugins/test_rollouts.py", "plugins/test_rollout_selftest.py"),
-    *("learner/distributed/test_ranks.py", "learner/test_gpu_benchmarks.py", "evals/test_cli_args.py"),
+    *(
+        "learner/distributed/test_ranks.py",
+        "learner/distributed/test_process_group.py",
+        "learner/test_gpu_benchmarks.py",
+        "evals/test_cli_args.py",
+    ),
 )
 """Below this folder: tests that start several processes each. `make test-system` runs them, `make test` all others."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fuzz", type=int, default=1500, help="fuzzed requests in tests/system/test_fuzz.py")
+    parser.addoption("--kills", type=int, default=10, help="kills in tests/sandbox/test_box_kills.py")
+    parser.addoption("--need-sandbox", action="store_true", help="fail instead of skip if bubblewrap is missing")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from benchmarks.faults.small_disk import SmallDisk
 
 BALLAST = "ballast"
 
@@ -17,15 +17,14 @@ BALLAST = "ballast"
 @contextlib.contextmanager
 def mount_small_disk(folder: Path, megabytes: int) -> Iterator[Path]:
     """Mount a file system of this size at a new folder; skip the test where this user may not mount."""
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder)]
-    made = subprocess.run(command, capture_output=True, check=False)
-    if made.returncode != 0:
-        pytest.skip(f"NOT CHECKED: a small file system cannot be made here ({made.stderr.decode().strip()})")
+    try:
+        disk = SmallDisk(folder, megabytes * 2**20)
+    except PermissionError as error:
+        pytest.skip(f"NOT CHECKED: {error}")
     try:
         yield folder
     finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+        disk.unmount()
 
 
 def fill(folder: Path, *, leave: int = 0) -> None:

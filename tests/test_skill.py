@@ -12,7 +12,7 @@ from openclaw_rl.settings.aliases import ARGUMENTS, by_form
 from openclaw_rl.settings.load import known_keys
 
 ROOT = Path(__file__).parents[1]
-PLACES = ("_path", "_dir", ".path", ".resume", ".tokenizer", ".python")
+PLACES = ("_path", "_dir", ".path", ".resume", ".tokenizer", ".python", "tools_config")
 
 
 def declared(part: Any) -> set[str]:

@@ -28,24 +28,33 @@ MAY_IMPORT = {
     "learner": f"{BASE} protocols methods plugins",
     "serve": f"{BASE} protocols store render engines",
     "judge": f"{BASE} protocols store render engines plugins",
-    "train": f"{BASE} protocols store render methods learner",
+    "gates": f"{BASE} methods store render judge",
+    "practice": f"{BASE} methods store render gates",
+    "other_trainers": f"{BASE} protocols methods",
+    "train": f"{BASE} protocols store render methods learner gates practice other_trainers",
     "trajectories": f"{BASE} store render learner methods",
     "compat": f"{BASE} learner",
-    "environments": f"{BASE} protocols store render plugins",
-    "supervisor": f"{BASE} methods store plugins render engines collect serve judge train trajectories environments",
+    "environments": f"{BASE} protocols store render plugins sandbox",
+    "supervisor": f"{BASE} methods store plugins render engines collect serve judge gates practice train trajectories "
+    "environments",
     "status": f"{BASE} methods store render engines train",
     "connect": f"{BASE} render supervisor",
+    "sandbox": BASE,
     "rollouts": f"{BASE} plugins supervisor",
-    "evals": f"{BASE} protocols judge supervisor",
-    "doctor": f"{BASE} store render engines train trajectories supervisor status rollouts",
-    "cli": f"{BASE} store render plugins train trajectories supervisor status connect rollouts evals doctor",
+    "evals": f"{BASE} protocols judge supervisor sandbox",
+    "doctor": f"{BASE} store render engines train trajectories supervisor status rollouts sandbox",
+    "cli": f"{BASE} store render plugins train trajectories supervisor status connect rollouts evals doctor "
+    "environments",
     "__main__": "cli",
 }
 """Folder or root module -> what it may import. The stages (serve, collect, judge, train) never import one another."""
 
 STAGES = ("serve", "collect", "judge", "train")
 HEAVY = frozenset({"torch", "llguidance", "transformers", "peft", "safetensors", "matplotlib", "openai"})
-MAY_IMPORT_HEAVY = ("engines/embedded/", "learner/", "compat/", "evals/", "serve/dialects/openai_chat_options.py")
+MAY_IMPORT_HEAVY = (
+    *("engines/embedded/", "learner/", "compat/", "evals/", "serve/dialects/openai_chat_options.py"),
+    "environments/foreign/",  # programs under other Pythons
+)
 MAX_LINES, MAX_FILES, MAX_ROOT_MODULES, MAX_ONE_WORD = 400, 20, 6, 0.45
 
 

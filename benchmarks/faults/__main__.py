@@ -1,6 +1,6 @@
 """`make faults`: causes faults in running systems under load, and checks that nothing acknowledged is lost.
 
-    python -m benchmarks.faults [--kills 6] [--each 1] [--seconds 5] [--plans processes,disk,plugins,clock,wire]
+    python -m benchmarks.faults [--kills 6] [--each 1] [--seconds 5] [--plans processes,practice,wire]
 
 Exits with 1 if an invariant was violated. A run is repeated with the seed that it prints.
 """
@@ -43,7 +43,12 @@ ALL_PLANS = (*PLANS, "wire")
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--kills", type=int, default=6, help="kill -9 in turn over all processes and the supervisor")
+    parser.add_argument(
+        "--kills",
+        type=int,
+        default=6,
+        help="kill -9 over all processes; also during practice",
+    )
     parser.add_argument("--each", type=int, default=1, help="times of each other fault")
     parser.add_argument("--seconds", type=float, default=5.0, help="how long a lasting cause lasts [5]")
     parser.add_argument(
@@ -162,7 +167,7 @@ class FaultRun:
         """Run a system without faults."""
         self.view.start_plan("soak", int(self.given.soak * 60 / soak.SAMPLE_SECONDS))
         with tempfile.TemporaryDirectory(prefix="soak-") as work:
-            config = scratch_config(Path(work) / "home", SETTINGS)
+            config = scratch_config(Path(work) / "home", SETTINGS | soak.SETTINGS)
             seen = lambda _: self.view.finish_one("soak", [])  # noqa: E731
             self.report.samples = asyncio.run(soak.run_soak(config, self.given.soak, self.given.out / "soak", seen))
 

@@ -9,7 +9,7 @@ import random
 import signal
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +19,8 @@ from benchmarks.faults.live_system import FaultFinding, LiveSystem, wait_until
 from benchmarks.faults.small_disk import SmallDisk
 from sqlalchemy import select, update
 
-from openclaw_rl.store import policies, schema
+from openclaw_rl.store import schema
+from openclaw_rl.store.lineage import policies
 
 RESTART_WITHIN = 60.0  # seconds
 SERVING_PROCESSES = ("engine", "gateway", "supervisor")
@@ -48,6 +49,8 @@ class FaultScene:
 
 
 Cause = Callable[[FaultScene], AbstractAsyncContextManager[None]]
+Moment = Callable[[FaultScene], Awaitable[list[str]]]
+"""Waits for the moment at which a fault is caused. Returns what was wrong about it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +61,7 @@ class Fault:
     cause: Cause
     allows: Allowed = "nothing"
     seconds: float = 0.0  # how long the cause lasts; 0: it ends as soon as it began
+    moment: Moment | None = None  # None: any
     must_report: bool = False  # /readyz or `status` must name it while it lasts
     must_learn: bool = False  # a new version must follow its end
     starts_trainer: bool = False  # a trainer starts at its end: it loads torch and the model, after all users' requests

@@ -66,6 +66,14 @@ class DamagedVersion:
     until: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForgottenLesson:
+    """A lesson that was forgotten by hand."""
+
+    id: str
+    at: float  # seconds since the epoch
+
+
 @dataclass(slots=True)
 class ClientLog:
     """What clients saw, and the faults of that time. With `file`, each entry is also written as a line of JSON."""
@@ -75,6 +83,7 @@ class ClientLog:
     feedback: list[AcknowledgedFeedback] = field(default_factory=list)
     windows: list[FaultWindow] = field(default_factory=list)
     damaged_versions: list[DamagedVersion] = field(default_factory=list)
+    forgotten: list[ForgottenLesson] = field(default_factory=list)
     damaged_rows: set[str] = field(default_factory=set)  # ids of exchanges whose rows were damaged on purpose
     finished: dict[str, str] = field(default_factory=dict)  # id -> text of each reply that came whole
     versions: set[int] = field(default_factory=set)  # that finished replies came from
@@ -106,6 +115,7 @@ class ClientLog:
             feedback=list(self.feedback),
             windows=list(self.windows),
             damaged_versions=list(self.damaged_versions),
+            forgotten=list(self.forgotten),
         )
 
     def requests_during(self, began: float, ended: float) -> Iterator[ClientRequest]:

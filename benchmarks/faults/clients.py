@@ -22,9 +22,20 @@ from openclaw_rl.supervisor.subprocess_system import SubprocessSystem
 REQUEST_TIMEOUT = 120.0  # seconds
 FEEDBACK_SHARE = 0.1  # share of replies to which a user sends explicit feedback
 _RETRY_PAUSE = 0.2  # seconds before a failed request is sent again
-_PROBE_PAUSE = 0.1  # seconds between two requests of the probe
 _TASTES: tuple[Taste, ...] = ("short", "casual", "bulleted", "formal")
 _ERRORS = (aiohttp.ClientError, OSError, TimeoutError, ValueError, KeyError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrowdLoad:
+    """Who talks to a system. `pause`, `probe_pause`: seconds before each message of a user, and of the probe."""
+
+    users: int = 3
+    pause: float = 0.1
+    probe_pause: float = 0.1
+
+
+USUAL_LOAD = CrowdLoad()
 
 
 @dataclass(slots=True)
@@ -147,25 +158,25 @@ async def _insist(
     return None
 
 
-async def run_probe(client: StreamingClient, stop: asyncio.Event) -> None:
+async def run_probe(client: StreamingClient, stop: asyncio.Event, pause: float) -> None:
     """Request one token again and again."""
     while not stop.is_set():
         await client.request_reply([{"role": "user", "content": "Hi."}], is_probe=True)
-        await asyncio.sleep(_PROBE_PAUSE)
+        await asyncio.sleep(pause)
 
 
 @contextlib.asynccontextmanager
 async def crowd(
-    system: SubprocessSystem, users: int, log: ClientLog, *, pause: float = 0.02, probe: bool = False
+    system: SubprocessSystem, users: int, log: ClientLog, *, pause: float = 0.02, probe_pause: float | None = None
 ) -> AsyncIterator[None]:
-    """So many users talk while the block runs. `pause`: seconds before each message."""
+    """So many users talk while the block runs. `pause`: seconds before each message; `probe_pause`: None: no probe."""
     stop = asyncio.Event()
-    clients = [StreamingClient(system, log) for _ in range(users + probe)]
+    clients = [StreamingClient(system, log) for _ in range(users + (probe_pause is not None))]
     tasks = [
         asyncio.create_task(run_user(client, Persona(taste=_TASTES[n % 4], seed=n), stop, pause))
         for n, client in enumerate(clients[:users])
     ]
-    tasks += [asyncio.create_task(run_probe(client, stop)) for client in clients[users:]]
+    tasks += [asyncio.create_task(run_probe(client, stop, probe_pause or 0.0)) for client in clients[users:]]
     try:
         yield
     finally:

@@ -9,10 +9,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.faults.client_log import ClientLog, ClientRequest, FaultWindow
+from benchmarks.faults.practice_invariants import check_head_state, check_practice
 from sqlalchemy import Connection, func, select
 
 from openclaw_rl.common.policy_digest import digest_of_folder
-from openclaw_rl.store import exchanges, policies, schema
+from openclaw_rl.settings.load import Config
+from openclaw_rl.store import exchanges, schema
+from openclaw_rl.store.lineage import policies
 from openclaw_rl.store.turn_states import DropReason
 from openclaw_rl.types import ExchangeStatus, PolicyState
 
@@ -52,17 +55,32 @@ def _continues_degenerate(conn: Connection, target: str, reaction: str) -> bool:
 def check_reactions(conn: Connection, requests: Iterable[ClientRequest], spared: set[str]) -> Iterator[str]:
     """A user message that was accepted is recorded as the reaction to the reply before it.
 
-    A degenerate reply is dropped and records no reaction; the message then only continues its conversation.
+    Of conversations that are the same word for word, nobody can say whose a message is: it is recorded on one of their
+    replies. A degenerate reply is dropped and records no reaction; the message then only continues its conversation.
     """
+    requests = list(requests)
+    same = _same_conversations(requests)
     for request in requests:
         target = request.previous
         if target is None or request.id is None or {target, request.id} & spared:
             continue
-        stored = conn.scalars(select(schema.reactions.c.messages).where(schema.reactions.c.turn == target))
+        alike = same.get(target, [target])
+        stored = conn.scalars(select(schema.reactions.c.messages).where(schema.reactions.c.turn.in_(alike)))
         if not any(_has_message(messages, request.text) for messages in stored) and not _continues_degenerate(
             conn, target, request.id
         ):
             yield f"the reaction {request.text[:40]!r} to {target} was accepted and is not recorded"
+
+
+def _same_conversations(requests: Sequence[ClientRequest]) -> dict[str, list[str]]:
+    """Return, for each reply, those whose conversations have the same words up to and with it."""
+    words: dict[str, tuple[str, ...]] = {}
+    alike: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for request in requests:
+        if request.id is not None:
+            words[request.id] = (*words.get(request.previous or "", ()), request.text, request.reply)
+            alike[words[request.id]].append(request.id)
+    return {id_: alike[text] for id_, text in words.items()}
 
 
 def _has_message(stored: bytes, text: str) -> bool:
@@ -209,13 +227,15 @@ def check_store(
     log: ClientLog,
     requests: Sequence[ClientRequest],
     saved: Mapping[VerdictKey, int | None],
-    max_uses: int,
+    config: Config,
 ) -> list[str]:
     """Return the violations of what the store promises at any time. `requests`: those whose replies are checked."""
     return [
         *check_replies(conn, requests, log.damaged_rows),
         *check_feedback(conn, log),
         *check_verdicts(conn, saved),
-        *check_uses(conn, max_uses),
+        *check_uses(conn, config.train.batch.max_uses),
         *check_damaged_versions(conn, log),
+        *check_head_state(conn),
+        *check_practice(conn, config.practice, log.forgotten),
     ]

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from openclaw_rl.settings.load import Config
-from openclaw_rl.store import heartbeats, policies
+from openclaw_rl.store import heartbeats
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.heartbeats import Heartbeat
+from openclaw_rl.store.lineage import policies
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem
 
 WORKERS = ("engine", "gateway", "collect", "judge", "train")

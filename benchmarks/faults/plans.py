@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.faults import causes
+from benchmarks.faults import causes, practice_causes
 from benchmarks.faults.causes import Fault, allowed_answers
 from benchmarks.faults.live_system import PROCESSES, WORKERS
 from benchmarks.faults.runner import FaultPlan
@@ -224,12 +224,44 @@ def clock_environment(plan: FaultPlan) -> dict[str, str]:
     return {
         "LD_PRELOAD": str(library),
         "FAKETIME_TIMESTAMP_FILE": str(plan.clock_file),
-        "FAKETIME_NO_CACHE": "1",
+        "FAKETIME_CACHE_DURATION": "1",  # seconds; reading the file at every look at the clock takes much of a core
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
     }
 
 
-PLANS = {"processes": process_plan, "disk": disk_plan, "plugins": plugin_plan, "clock": clock_plan}
+def practice_plan(options: FaultOptions, folders: PlanFolders) -> FaultPlan:
+    """Kills of trainer and engine while they practise, and lessons that are forgotten meanwhile."""
+    faults = [
+        Fault(
+            name=f"kill -9 of {name} during practice",
+            cause=causes.kill_process(name),
+            allows=allowed_answers(name),
+            moment=practice_causes.during_practice,
+            starts_trainer=name == "train",
+        )
+        for name in itertools.islice(itertools.cycle(("train", "engine")), options.kills)
+    ]
+    faults += [
+        Fault(
+            name=f"a lesson is forgotten{', trainer killed' * kills}",
+            cause=practice_causes.forgotten_lesson(kills=kills),
+            moment=practice_causes.during_practice,
+            starts_trainer=kills,
+        )
+        for kills in (False, True)
+    ] * options.each
+    random.Random(f"practice/{options.seed}").shuffle(faults)
+    config = scratch_config(folders.work / "practice" / "home", SETTINGS | practice_causes.SETTINGS)
+    return FaultPlan(name="practice", config=config, faults=faults, load=practice_causes.LOAD)
+
+
+PLANS = {
+    "processes": process_plan,
+    "disk": disk_plan,
+    "plugins": plugin_plan,
+    "clock": clock_plan,
+    "practice": practice_plan,
+}
 
 
 def make_plans(names: Sequence[str], options: FaultOptions, folders: PlanFolders) -> Iterator[FaultPlan]:

@@ -14,18 +14,18 @@ from pathlib import Path
 from benchmarks.faults import invariants
 from benchmarks.faults.causes import Fault, FaultScene
 from benchmarks.faults.client_log import ClientLog, FaultWindow, open_log
-from benchmarks.faults.clients import crowd
+from benchmarks.faults.clients import USUAL_LOAD, CrowdLoad, crowd
 from benchmarks.faults.live_system import FaultFinding, LiveSystem, wait_until
 from benchmarks.faults.small_disk import SmallDisk
 
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.settings.load import Config
 from openclaw_rl.status import diagnose
+from openclaw_rl.store.lessons import practice_turns
 
-USERS, USER_PAUSE = 3, 0.1  # the load: number of users, and seconds before each message
-OUTAGE_LIMIT = 3.0  # seconds between two replies to the probe, in a fault that is to delay no reply
+OUTAGE_LIMIT = 3.0  # seconds between two replies to the probe beside its pause, in a fault that is to delay no reply
 TRAINER_START_SECONDS = 30.0  # a trainer has the lowest priority while it loads
-GIVE_UP_SECONDS = 60.0  # after which a recovery is no longer waited for
+GIVE_UP_SECONDS = 60.0  # after which a recovery is no longer waited for, unless its limit is higher
 LEARNING_LIMIT = 60.0  # seconds until a new version is published
 _LARGEST_PAUSE = 2.0  # seconds between two faults
 _FILES_CHECKED = 5  # newest versions whose files are checked after each fault; at the end all
@@ -51,6 +51,7 @@ class FaultPlan:
     name: str
     config: Config
     faults: Sequence[Fault]
+    load: CrowdLoad = USUAL_LOAD
     disk: SmallDisk | None = None
     version_disk: SmallDisk | None = None
     clock_file: Path | None = None
@@ -68,8 +69,10 @@ class PlanResult:
 class FaultRunner:
     """Runs the faults of one plan."""
 
-    def __init__(self, scene: FaultScene, recovery_limit: float) -> None:
+    def __init__(self, scene: FaultScene, recovery_limit: float, probe_pause: float) -> None:
         self._scene, self._recovery_limit = scene, recovery_limit
+        self._outage_limit = OUTAGE_LIMIT + probe_pause
+        self._patience = max(GIVE_UP_SECONDS, recovery_limit)
         self._verdicts: dict[invariants.VerdictKey, int | None] = {}
         self._checked = 0  # requests whose replies were checked
         self._known_failures: Counter[str] = Counter()
@@ -79,7 +82,10 @@ class FaultRunner:
         scene, problems = self._scene, list[str]()
         await asyncio.to_thread(self._save_verdicts)
         scene.killed.clear()
-        began, reported = time.time(), False
+        reported = False
+        if fault.moment is not None:
+            problems += await fault.moment(scene)
+        began = time.time()
         try:
             async with fault.cause(scene):
                 reported = await self._wait_for_report(fault)
@@ -95,8 +101,8 @@ class FaultRunner:
             problems += await self.check_learning()
         problems += await asyncio.to_thread(self._check_invariants, window)
         outage = scene.log.longest_gap(window.began, window.recovered)
-        if fault.allows == "nothing" and outage > OUTAGE_LIMIT:
-            problems.append(f"no reply for {outage:.1f} s instead of at most {OUTAGE_LIMIT:g} s")
+        if fault.allows == "nothing" and outage > self._outage_limit:
+            problems.append(f"no reply for {outage:.1f} s instead of at most {self._outage_limit:g} s")
         during = list(scene.log.requests_during(window.began, window.recovered))
         return FaultResult(
             name=fault.name,
@@ -134,7 +140,7 @@ class FaultRunner:
         def is_recovered() -> bool:
             return not scene.live.missing_workers(ended, killed) and self._is_answering(ended) and self._serves_head()
 
-        await wait_until(lambda: scene.live.is_down or is_recovered(), GIVE_UP_SECONDS)
+        await wait_until(lambda: scene.live.is_down or is_recovered(), self._patience)
         if scene.live.is_down:
             reason = scene.live.system.log_tail(1)
             await asyncio.to_thread(scene.live.restart)
@@ -172,7 +178,7 @@ class FaultRunner:
         self._known_failures.update(failures)
         with scene.live.store.read() as conn:
             return [
-                *invariants.check_store(conn, log, fresh, self._verdicts, scene.live.config.train.batch.max_uses),
+                *invariants.check_store(conn, log, fresh, self._verdicts, scene.live.config),
                 *invariants.check_files(conn, scene.live.config.home_dir, _FILES_CHECKED),
                 *failures,
             ]
@@ -181,7 +187,7 @@ class FaultRunner:
         """Check everything over the whole run. Call it when the clients have ended."""
         scene, log, found = self._scene, self._scene.log, list[str]()
         try:
-            scene.live.system.wait_until_settled(timeout=GIVE_UP_SECONDS)
+            scene.live.system.wait_until_settled(timeout=self._patience)
         except OpenClawError as error:
             found.append(str(error).splitlines()[0])
         failures = Counter(invariants.check_answers(log.requests, log.windows)) - self._known_failures
@@ -189,9 +195,7 @@ class FaultRunner:
         with scene.live.store.read() as conn:
             return [
                 *found,
-                *invariants.check_store(
-                    conn, log, log.requests, self._verdicts, scene.live.config.train.batch.max_uses
-                ),
+                *invariants.check_store(conn, log, log.requests, self._verdicts, scene.live.config),
                 *invariants.check_reactions(conn, log.requests, log.damaged_rows),
                 *invariants.check_files(conn, scene.live.config.home_dir),
                 *invariants.check_head(conn, served),
@@ -202,6 +206,8 @@ class FaultRunner:
     def count_checked(self) -> Counter[str]:
         """Return how much was checked."""
         log = self._scene.log
+        with self._scene.live.store.read() as conn:
+            practised = practice_turns.count_all(conn)
         return Counter(
             {
                 "replies": len(log.finished),
@@ -209,6 +215,7 @@ class FaultRunner:
                 "feedback": len(log.feedback),
                 "verdicts": len(self._verdicts),
                 "versions": self._scene.live.head_version(),
+                "practice replies": practised,
             }
         )
 
@@ -236,8 +243,9 @@ async def run_plan(
         scene = FaultScene(
             live=live, log=log, rng=rng, disk=plan.disk, version_disk=plan.version_disk, clock_file=plan.clock_file
         )
-        runner = FaultRunner(scene, recovery_limit)
-        async with crowd(live.system, USERS, log, pause=USER_PAUSE, probe=True):
+        load = plan.load
+        runner = FaultRunner(scene, recovery_limit, load.probe_pause)
+        async with crowd(live.system, load.users, log, pause=load.pause, probe_pause=load.probe_pause):
             await asyncio.sleep(3)
             for fault in plan.faults:
                 seen(fault.name, None)

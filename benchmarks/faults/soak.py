@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.faults.client_log import open_log
-from benchmarks.faults.clients import crowd
+from benchmarks.faults.clients import USUAL_LOAD, crowd
 from benchmarks.faults.live_system import PROCESSES, LiveSystem
-from benchmarks.faults.runner import USER_PAUSE, USERS
 from benchmarks.long_prompts import resident_mb
 
 from openclaw_rl.settings.load import Config
 
+SETTINGS = {"engine.prefix_cache_tokens": 4096}  # full before growth is measured: a cache that fills is no leak
 SAMPLE_SECONDS = 5.0
 WARM_UP_SHARE = 0.25  # of the time; growth is measured from there on
 MEMORY_GROWTH_MB = 64.0  # of each process
@@ -84,10 +84,10 @@ def find_violations(samples: list[SoakSample]) -> list[str]:
 
 async def run_soak(config: Config, minutes: float, out: Path, seen: Callable[[SoakSample], None]) -> list[SoakSample]:
     """Run a system under load for some minutes, and return samples of its size."""
-    samples, log = [], open_log(out / "clients.jsonl")
+    samples, log, load = [], open_log(out / "clients.jsonl"), USUAL_LOAD
     live = await asyncio.to_thread(LiveSystem, config)
     try:
-        async with crowd(live.system, USERS, log, pause=USER_PAUSE, probe=True):
+        async with crowd(live.system, load.users, log, pause=load.pause, probe_pause=load.probe_pause):
             began = time.monotonic()
             while (passed := time.monotonic() - began) < minutes * 60:
                 await asyncio.sleep(SAMPLE_SECONDS)

@@ -1,4 +1,19 @@
 #!/usr/bin/env bash
+# Checks and plays tasks in a browser, and trains on them: docs/guides/environment_libraries.md. GUI_TASK is another
+# source of tasks, such as miniwob.click-test-2, and GUI_PYTHON the Python that has browsergym-miniwob.
 set -euo pipefail
-echo "gui-rl: environments are not part of this version. Run your own episodes as a plug-in beside openclaw-rl up: openclaw-rl rollout --rollout-function-path FILE (docs/guides/plugins.md)" >&2
-exit 2
+if [[ "${ENV_TYPE:-gui}" != gui ]]; then
+    echo "ENV_TYPE is $ENV_TYPE, and this recipe is for gui. Unset it, or use recipes/$ENV_TYPE-rl" >&2
+    exit 2
+fi
+if [[ "${SCREENSHOT_BACKEND:-playwright}" != playwright ]]; then
+    echo "SCREENSHOT_BACKEND is $SCREENSHOT_BACKEND. Expected playwright, which drives the browser here" >&2
+    exit 2
+fi
+here="$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")" && pwd)"
+source="browsergym:${GUI_TASK:-$here/../../tasks/web}"
+python="${GUI_PYTHON:-$here/../../.browsergym-venv/bin/python}"
+[[ -x "$python" ]] && python=(--python "$python") || python=()
+[[ -n "${MAX_GUI_STEPS:-}" ]] && export MAX_STEPS="$MAX_GUI_STEPS"
+unset ENV_TYPE SCREENSHOT_BACKEND GUI_TASK GUI_PYTHON MAX_GUI_STEPS
+exec openclaw-rl env train "$source" "${python[@]}" "$@"

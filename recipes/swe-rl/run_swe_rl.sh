@@ -1,4 +1,13 @@
 #!/usr/bin/env bash
+# Checks and plays tasks in repositories, and trains on them: docs/guides/task_folders.md. SWE_BENCH_PATH is a file of
+# SWE-bench, TASKS_PATH another folder of tasks in the format of Harbor.
 set -euo pipefail
-echo "swe-rl: environments are not part of this version. Run your own episodes as a plug-in beside openclaw-rl up: openclaw-rl rollout --rollout-function-path FILE (docs/guides/plugins.md)" >&2
-exit 2
+if [[ "${ENV_TYPE:-swe}" != swe ]]; then
+    echo "ENV_TYPE is $ENV_TYPE, and this recipe is for swe. Unset it, or use recipes/$ENV_TYPE-rl" >&2
+    exit 2
+fi
+here="$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")" && pwd)"
+source="harbor:${TASKS_PATH:-$here/../../tasks/swe}"
+if [[ -n "${SWE_BENCH_PATH:-}" ]]; then source="swe:$SWE_BENCH_PATH"; fi
+unset ENV_TYPE TASK_TYPE SWE_BENCH_PATH TASKS_PATH
+exec openclaw-rl env train "$source" "$@"

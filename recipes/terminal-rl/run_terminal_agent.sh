@@ -1,4 +1,4 @@
 #!/usr/bin/env bash
+# The same as run_terminal_rl.sh, by another name.
 set -euo pipefail
-echo "terminal-rl: environments are not part of this version. Run your own episodes as a plug-in beside openclaw-rl up: openclaw-rl rollout --rollout-function-path FILE (docs/guides/plugins.md)" >&2
-exit 2
+exec bash "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/run_terminal_rl.sh" "$@"

@@ -59,6 +59,10 @@ class StaleLease(OpenClawError):
     """Raised if the lease was lost: another holder may be working, so nothing was published."""
 
 
+class TrainerAbsent(OpenClawError):
+    """Raised if the trainer is another program and is not connected, or ended in a step: nothing was published."""
+
+
 class IdentityMismatch(OpenClawError):
     """Raised if stored tokens do not match the model: tokenizer, template, special ids or base weights changed."""
 
@@ -77,6 +81,14 @@ class GrammarError(EngineError):
 
 class JudgeError(OpenClawError):
     """Raised if the judge gives no usable answer. It is not a bad score: the turn waits and is judged again."""
+
+
+class SandboxError(OpenClawError):
+    """Raised if no box can be opened here, or if a box refuses a transfer."""
+
+
+class BoxLost(SandboxError):
+    """Raised if a box has ended: it was closed, its lifetime is over, or a command used up its memory or processes."""
 
 
 class PluginError(OpenClawError):

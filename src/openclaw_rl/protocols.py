@@ -6,7 +6,7 @@ Each interface has a public test double in `testing.py` and one contract test th
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from openclaw_rl.methods.types import Sample, StepResult
 from openclaw_rl.types import Chunk, Generation, Ids, JudgeInput, Logprobs, PolicyRef, Verdict
@@ -57,4 +57,17 @@ class Trainer(Protocol):
         A batch without a gradient takes no step: `folder` is None, and `dropped` has the reason for each turn.
         After a step the trainer has the new weights loaded; if they are not published, the caller loads the old ones.
         """
+        ...
+
+    def score(self, samples: Sequence[Sample]) -> list[Logprobs]:
+        """Return the log-probabilities [R] of the reply of each sample under the loaded policy, at its temperature."""
+        ...
+
+
+@runtime_checkable
+class ConfirmedTrainer(Protocol):
+    """A trainer that wants to know when the weights of its last step are kept."""
+
+    def confirm_step(self) -> None:
+        """Take note that the next step starts from these weights. Does nothing without a step since the last call."""
         ...

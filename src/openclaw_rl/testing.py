@@ -175,11 +175,16 @@ class ScriptedJudge:
 class ScriptedTrainer:
     """`protocols.Trainer` without a model: counts its steps and writes a small, real policy folder.
 
-    `outcome` returns extra metrics of a step, or None for a batch without a step; it may also raise.
+    `outcome` returns extra metrics of a step, or None for a batch without a step; it may also raise. `gain`: how much
+    a step adds to the log-probability of each token of a sample.
     """
 
-    def __init__(self, outcome: Callable[[Sequence[Sample]], Mapping[str, float] | None] = lambda samples: {}) -> None:
-        self.outcome = outcome
+    def __init__(
+        self,
+        outcome: Callable[[Sequence[Sample]], Mapping[str, float] | None] = lambda samples: {},
+        gain: Callable[[Sample], float] = lambda sample: 0.0,
+    ) -> None:
+        self.outcome, self.gain = outcome, gain
         self.steps = 0
         self.folder: str | None = None
         self.memory: Mapping[str, Any] = {}
@@ -212,6 +217,10 @@ class ScriptedTrainer:
         digest, files = hash_folder(out)
         metrics = default_metrics | dict(metrics)
         return StepResult(folder=out, digest=digest, files=files, metrics=metrics, memory=self.memory)
+
+    def score(self, samples: Sequence[Sample]) -> list[Logprobs]:
+        """See `protocols.Trainer.score`. Each step adds `gain(sample)` to the log-probabilities of sampling time."""
+        return [sample.logprobs + np.float32(self.steps * self.gain(sample)) for sample in samples]
 
 
 def write_adapter(folder: str | Path, *, weight: float = 0.0) -> str:

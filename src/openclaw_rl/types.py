@@ -1,7 +1,6 @@
-"""The data types that the four stages exchange.
+"""The data types that the four stages exchange. This file imports nothing of the project.
 
-All are frozen, slotted and keyword-only; this file imports nothing of the project. Shapes: P prompt tokens,
-R response tokens. Times are seconds since the epoch. Log-probabilities are natural logarithms.
+Shapes: P prompt tokens, R response tokens. Times are seconds since the epoch. Log-probabilities are natural logarithms.
 """
 
 from __future__ import annotations
@@ -19,15 +18,10 @@ Logprobs = NDArray[np.float32]
 Mask = NDArray[np.bool_]
 Convention = Literal["scaled", "processed", "raw"]
 """Convention of an engine's log-probabilities, for logits at temperature T (natural logarithms, at every position).
-
 scaled: log softmax(logits / T), before top-p, top-k, min-p and penalties. processed: log softmax of the sampling
 distribution, after temperature, penalties, bias and truncation; equals scaled if only T is set.
-raw: log softmax(logits), independent of T; equals scaled only at T = 1.
-"""
-EpisodeOutcome = Literal["done", "void"]
-"""Done: the reward counts, also that of a failure of the policy. Void: the environment failed; it trains nothing."""
-Message = Mapping[str, Any]
-"""One chat message as the client sent it: a JSON object, with unknown keys kept."""
+raw: log softmax(logits), independent of T; equals scaled only at T = 1."""
+Message = Mapping[str, Any]  # one chat message as the client sent it: a JSON object, with unknown keys kept
 
 
 class Kind(StrEnum):
@@ -35,6 +29,7 @@ class Kind(StrEnum):
 
     MAIN = "main"
     SIDE = "side"
+    PRACTICE = "practice"  # nobody read the reply: the trainer asked an earlier prompt again (`practice/`)
 
 
 class Capture(StrEnum):
@@ -45,10 +40,11 @@ class Capture(StrEnum):
 
 
 class Origin(StrEnum):
-    """Source of an imported exchange. Both are off-policy: no version of this home's policy sampled it."""
+    """Source of an exchange that was not served. All are off-policy: no version of this policy sampled the reply."""
 
     TOKENS = "tokens"  # imported with the tokens and log-probabilities that another home recorded
     TEXT = "text"  # imported as text and tokenised here; `version` is the one that scored the tokens
+    TEACHER = "teacher"  # practice: sampled by the frozen base, whose prompt has the text of a lesson
 
 
 class ExchangeStatus(StrEnum):
@@ -73,12 +69,11 @@ class TurnState(StrEnum):
 
 TURN_TRANSITIONS: Mapping[TurnState, frozenset[TurnState]] = {
     TurnState.SERVED: frozenset({TurnState.CLOSED, TurnState.DROPPED}),
-    # New evidence, such as a late thumbs-down, closes a closed or judged turn again and reopens a dropped one.
     TurnState.CLOSED: frozenset({TurnState.CLOSED, TurnState.JUDGED, TurnState.DROPPED}),
     TurnState.JUDGED: frozenset({TurnState.CLOSED, TurnState.DROPPED}),
     TurnState.DROPPED: frozenset({TurnState.CLOSED}),
 }
-"""The legal state transitions of a turn; no other table exists."""
+"""The legal state transitions of a turn. New evidence closes a closed, judged or dropped turn again."""
 
 
 class PolicyState(StrEnum):
@@ -113,17 +108,15 @@ class Sampling:
         if self.convention == "raw" and self.temperature != 1:
             return f"raw log-probabilities at temperature {self.temperature:g}: they are those of temperature 1"
         cuts = {"top_p": self.top_p < 1, "top_k": self.top_k > 0, "min_p": self.min_p > 0}
-        for name, cut in (cuts | {"min_tokens": self.min_tokens > 0}).items():
-            if cut:
-                free = {"top_p": "1", "top_k": "0 (all)"}.get(name, "0")
-                return f"{name} {getattr(self, name):.10g} cuts the distribution; {free} is needed"
+        for name in (name for name, cut in (cuts | {"min_tokens": self.min_tokens > 0}).items() if cut):
+            free = {"top_p": "1", "top_k": "0 (all)"}.get(name, "0")
+            return f"{name} {getattr(self, name):.10g} cuts the distribution; {free} is needed"
         if self.presence_penalty or self.frequency_penalty:
             return "penalties shift the distribution; 0 is needed"
         if self.logit_bias:
             return "logit_bias shifts the distribution; none is needed"
-        if self.grammar is not None:
-            return "a forced format or tool call cuts the distribution; a free reply is needed"
-        return None
+        forced = "a forced format or tool call cuts the distribution; a free reply is needed"
+        return None if self.grammar is None else forced
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +150,7 @@ class Request:
     session: str | None = None  # X-Session-Id, when sent
     kind: Kind | None = None  # X-Turn-Type, when sent
     session_done: bool = False
+    episode: str | None = None  # the ticket of this episode asked for it
     dialect: str = "chat"
     capture: Capture = Capture.FULL
     messages: Sequence[Message]
@@ -166,6 +160,7 @@ class Request:
     marks: tuple[Mark, ...]
     sampling: Sampling
     prompt_ids: Ids  # [P]
+    lessons: Mapping[str, str] = field(default_factory=dict)  # id -> text of those in `prompt_ids`, not in `messages`
     version: int  # the policy version that generates the reply
     identity: str  # hash of tokenizer, template, special ids and base weights
     admitted_at: float
@@ -229,7 +224,7 @@ class Reaction:
     messages: tuple[Message, ...]
     feedback: tuple[Feedback, ...] = ()
     source: str | None  # the exchange whose history has `messages`
-    how: str  # "exact" | "tool_call" | "sequence" | "distinctive" | "feedback" | "imported"
+    how: str  # "exact" | "tool_call" | "sequence" | "distinctive" | "feedback" | "behaviour" | "imported"
     at: float
 
 
@@ -241,6 +236,7 @@ class Vote:
     hint: str | None = None
     reason: str = ""
     error: str | None = None
+    fact: str | None = None  # a hint that gives the answer away, which the verdict's hints leave out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,6 +250,7 @@ class Verdict:
     votes: tuple[Vote, ...] = ()
     hints: tuple[str, ...] = ()
     explicit: bool = False
+    weight: float = 1.0  # in (0, 1]: how much the score counts in training
     reason: str = ""
     at: float
 
@@ -281,26 +278,25 @@ class JudgeInput:
     messages: Sequence[Message]  # the conversation before the reply
     reply: Message
     reaction: Reaction
+    observed: frozenset[str] = frozenset()  # what the person did with the reply (`store/behaviour/observations.py`)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Episode:
-    """One attempt at a task of an environment; the episodes of a group are attempts at the same task."""
+class EpisodeStep:
+    """One turn of an episode with a known reward, and the rewards of its group that credit compares with it."""
 
-    id: str
-    task: str
     group: str
-    split: Literal["train", "held_out"]
-    agent: str = ""
-    started_at: float
-    outcome: EpisodeOutcome | None = None  # None: it is running
-    reward: float | None = None  # None: not known
-    ended_at: float | None = None
+    episode: str
+    step: int | None  # from 0; None: a branch that the end of the episode does not follow
+    reward: float  # of the whole episode
+    step_reward: float | None = None  # of this step alone
+    rewards: tuple[float, ...]  # known rewards of the group's episodes, this one included
+    step_rewards: tuple[float, ...] = ()  # of the group's episodes at this step, this one included
 
     def __post_init__(self) -> None:
-        if self.reward is not None and (self.outcome != "done" or not np.isfinite(self.reward)):
-            why = f"got {self.reward} with outcome {self.outcome}"
-            raise ValueError(f"episode {self.id}: expected a finite reward of an episode that is done, or none; {why}")
+        for own, group in ((self.reward, self.rewards), (self.step_reward, self.step_rewards)):
+            if own is not None and (own not in group or not np.all(np.isfinite(group))):
+                raise ValueError(f"episode {self.episode}: expected finite rewards with {own} among them, got {group}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -311,8 +307,7 @@ class JudgedTurn:
     turn: Turn
     verdict: Verdict
     earlier_uses: int
-    episode: Episode | None = None  # None: a conversation
-    step: int | None = None  # its place in the episode, from 0; None: a branch that the end of it does not follow
+    episode: EpisodeStep | None = None  # None: a conversation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -329,6 +324,7 @@ class Policy:
     """One version of the weights, with its parent."""
 
     version: int
+    name: str = "default"  # the policy that it is a version of: one for all, or one for each agent, user or key
     parent: int | None
     state: PolicyState
     path: str | None  # folder with the PEFT adapter, optimizer and trainer state; None for the base

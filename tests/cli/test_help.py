@@ -17,6 +17,9 @@ from openclaw_rl.settings.suggestions import settings_meant, suggest_flag
 
 NAMES = [name for name, command in EVERY if name != "starter" and not command.hidden]
 
+PROGRAM_OPTIONS = {"--python", "--tasks", "--held-out", "--limit-seconds", "--parallel", "--env"}
+MOVE_OPTIONS = {"--learn-again", "--reason", "--yes"}
+
 
 def help_of(name: str) -> str:
     done = CliRunner().invoke(cli, [*name.split(), "--help"], env={"COLUMNS": "80"}, terminal_width=80)
@@ -58,8 +61,18 @@ def test_commands_that_read_a_home_have_only_the_options_that_they_use(name: str
     own = {
         "status": {"--watch", "--json"},
         "inspect sessions": {"--limit", "--json"},
-        "rollback": {"--learn-again", "--reason", "--yes"},
+        "undo": {"--turn", "--session", "--since", "--lesson", "--reason", "--yes", "--no-wait", "--now"},
+        "learned": {"--policy", "--since", "--session", "--limit", "--json", "--html"},
+        "policies list": {"--policy", "--limit", "--json"},
+        "lessons list": {"--all", "--json"},
+        "lessons forget": {"--yes"},
+        **{f"policies {name}": {"--json"} for name in ("show", "diff")},
+        **dict.fromkeys(("rollback", "policies rollback"), MOVE_OPTIONS | {"--policy"}),
+        "policies promote": MOVE_OPTIONS,
         "data export": {"--session", "--since", "--format", "--redact"},
+        "env check": PROGRAM_OPTIONS | {"--oracle", "--nop"},
+        "env run": PROGRAM_OPTIONS
+        | {"--group", "--split", "--epochs", "--max-steps", "--seed", "--run", "--agent", "--unchecked", "--json"},
     }
     expected = own.get(name, {"--json"} if name.startswith("inspect") else set())
     command: click.Command = dict(EVERY)[name]

@@ -19,8 +19,8 @@ from openclaw_rl.common.printable import wrap_lines
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.judge.rules import RulesJudge
 from openclaw_rl.status import report
-from openclaw_rl.store import policies
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.lineage import policies
 
 READERS = (
     ("status",),

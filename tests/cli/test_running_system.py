@@ -12,8 +12,8 @@ from click.testing import CliRunner, Result
 from openclaw_rl.cli.main import cli
 from openclaw_rl.common.gateway_address import GatewayAddress, publish_address
 from openclaw_rl.errors import OpenClawError
-from openclaw_rl.store import policies
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.lineage import policies
 
 ADDRESS = GatewayAddress(url="http://127.0.0.1:8123", model="mine", model_path="starter", key="file", pid=1)
 

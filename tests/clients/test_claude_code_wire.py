@@ -172,11 +172,11 @@ def test_a_turn_with_tools_and_the_next(program: ClaudeCode) -> None:
 
 def test_words_typed_while_it_works_are_a_reaction(program: ClaudeCode) -> None:
     saying(program.site, f"I look.\n{call('Read', file_path='/a.py')}", "As you wish, in one line.", "Bye.")
-    program.typed = ["No, shorter."]
+    program.typed = ["No, the other file."]
     first, second = program.ask("what is in the file?")
     (third,) = program.ask("good")
     assert goes_on(third, second)
-    said = TYPED.format(words="No, shorter.")
+    said = TYPED.format(words="No, the other file.")
     assert reactions(program.site, first, second) == [('ran {"file_path": "/a.py"}', said), ("good",)]
     assert second.request.messages[-1] == {"role": "user", "content": said}
 

@@ -18,7 +18,7 @@ from openclaw_rl.collect.link import RequestLink, link_request
 from openclaw_rl.collect.traffic import TrafficClassifier
 from openclaw_rl.collect.worker import CURSOR_NAME, Collector
 from openclaw_rl.common import message_hash
-from openclaw_rl.settings.load import CollectConfig, ServeConfig
+from openclaw_rl.settings.load import CollectConfig, ServeConfig, SignalsConfig
 from openclaw_rl.store import events, exchanges, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.exchange_index import ExchangeSummary
@@ -336,9 +336,9 @@ class Memory:
 class Stored:
     """The real store and the real loop's steps."""
 
-    def __init__(self, path: Path, *, timeout: float = 1000.0) -> None:
+    def __init__(self, path: Path, *, timeout: float = 1000.0, signals: SignalsConfig | None = None) -> None:
         self.store = Store.open(path)
-        self.collector = Collector(self.store, CollectConfig(session_timeout=timeout))
+        self.collector = Collector(self.store, CollectConfig(session_timeout=timeout), signals)
         self.now = 1000.0
         self._requests: dict[str, Request] = {}
         self._feedback = itertools.count(1)
@@ -361,6 +361,7 @@ class Stored:
                 exchanges.add_feedback(conn, [item])
         else:
             self.now += step.seconds
+            self.collector.observe_abandoned(self.now)
             self.collector.drop_overdue(self.now)
         if collect:
             self.collect()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from openclaw_rl.common.rater_agreement import cohens_kappa, wilson_interval
+from openclaw_rl.common.statistics.rater_agreement import cohens_kappa, wilson_interval
 
 
 def pairs_of(table: list[list[int]]) -> list[tuple[int, int]]:

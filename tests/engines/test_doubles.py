@@ -75,6 +75,9 @@ def test_a_trainer_writes_folders_that_differ_and_resumes(tmp_path: Path) -> Non
     first, second = (trainer.step([sample], str(tmp_path / name)) for name in "ab")
     assert first.digest == digest_of_folder(tmp_path / "a") != second.digest
     assert (second.memory["steps"], second.memory["baseline"], second.metrics["turns"]) == (2, 0.5, 1.0)
+    likelier = ScriptedTrainer(gain=lambda sample: 0.5)
+    likelier.load(folder=second.folder, memory=second.memory)
+    np.testing.assert_allclose(likelier.score([sample])[0], sample.logprobs + 1.0)
     again = ScriptedTrainer(lambda samples: None)
     again.load(folder=second.folder, memory=second.memory)
     nothing = again.step([sample], str(tmp_path / "c"))

@@ -291,7 +291,7 @@ def test_a_judge_without_an_endpoint_is_refused(capsys: pytest.CaptureFixture[st
 def test_evaluate_without_judge_is_the_evaluation_of_a_checkpoint() -> None:
     done = CliRunner().invoke(cli, ["evaluate", "--help"])
     assert "--eval-tasks" in done.output
-    assert "judge  Measure the judge" in done.output
+    assert "judge    Measure the judge" in done.output
     wrong = CliRunner().invoke(cli, ["evaluate", "--eval-tasks", "judge", "--lr", "1e-6"])
     assert isinstance(wrong.exception, ConfigError)
-    assert "--eval-tasks judge: expected some of conversation" in str(wrong.exception)
+    assert "--tasks judge: expected some of conversation" in str(wrong.exception)

@@ -14,8 +14,8 @@ from benchmarks.sample_efficiency import Setting
 from benchmarks.sample_efficiency_report import Point, Run
 
 from openclaw_rl.settings.load import from_flat
-from openclaw_rl.store import policies
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.lineage import policies
 
 
 def setting(**changes: Any) -> Setting:
@@ -48,6 +48,20 @@ def test_a_cell_is_its_settings(replay: bool) -> None:
     assert (train.batch.min_turns, train.batch.max_turns, train.batch.max_uses) == ((8, 16, 2) if replay else (8, 8, 1))
     assert train.optimizer.learning_rate == 0.003
     assert made.name == f"combine-8{'-replay' if replay else ''}-short-3-learning_rate=0.003"
+
+
+def test_a_lesson_is_practised_and_a_taste_may_change(tmp_path: Path) -> None:
+    """The weights alone follow the person after a few reactions, and the next reply does at once."""
+    changes: dict[str, Any] = {"batch": 4, "replay": False, "practice": True, "lessons": True, "seed": 1}
+    made = setting(**changes, then="long", more={"practice.step_limit": 2, "practice.replies": 4})
+    run = sample_efficiency.one(made, tmp_path, reactions=4, questions=4)
+    assert made.name == "combine-4-practice-lessons-short-long-1-replies=4-step_limit=2"
+    assert run.changed is not None
+    assert run.changed < run.reactions
+    assert run.next_reply is not None
+    assert run.points[-1].version > 0
+    assert run.points[-1].entropy is not None
+    assert run.points[-1].distinct > 0
 
 
 def run_of(curve: Mapping[int, tuple[float, float]], **changes: Any) -> Run:
@@ -87,13 +101,25 @@ def test_the_table_counts_who_never_came_there_as_late() -> None:
     rows = sample_efficiency_report.table([QUICK, SLOW, run_of({0: (0.95, 1.0)}), run_of({0: (0.5, 1.0)}, replay=True)])
     lines = rows.splitlines()
     assert len(lines) == 4
-    assert "| combine | 4 | no | 20 (0 to > 40) | 10 (0 to > 20) |" in lines[2]
-    assert "| combine | 4 | yes | > 40 (> 40 to > 40) |" in lines[3]
+    assert "| combine | 4 | no | no | no | 20 (0 to > 40) | 10 (0 to > 20) |" in lines[2]
+    assert "| combine | 4 | yes | no | no | > 40 (> 40 to > 40) |" in lines[3]
+
+
+def test_the_table_says_how_it_goes_on_after_a_change_of_taste() -> None:
+    curve = {0: (0.5, 1.0), 10: (0.95, 1.0), 20: (0.0, 1.0), 32: (0.91, 1.0)}
+    back = run_of(curve, then="long", changed=20, next_reply=True, practice=True)
+    gone = run_of({0: (0.5, 1.0), 20: (0.0, 1.0)}, then="long", changed=20, next_reply=False, practice=True)
+    assert (back.reached, back.returned) == (back.points[1], 12)
+    assert (gone.reached, gone.returned) == (None, None)
+    (row,) = sample_efficiency_report.table([back, gone]).splitlines()[2:]
+    assert row.startswith("| combine | 4 | no | yes | no | > 40 (10 to > 40) |")
+    assert "| 1 of 2 |" in row
+    assert "| > 20 (12 to > 20) |" in row
 
 
 def test_the_document(tmp_path: Path) -> None:
     doc = tmp_path / "sample_efficiency.md"
-    sample_efficiency_report.write(doc, [QUICK, SLOW], questions=200)
+    sample_efficiency_report.write(doc, {"people": [QUICK, SLOW]}, questions=200)
     words = doc.read_text(encoding="utf-8")
     assert "on 200 questions" in words
     assert "a score to 40 of 80 reactions (50%); 36 of those (90%)" in words
@@ -101,7 +127,8 @@ def test_the_document(tmp_path: Path) -> None:
 
 
 def test_runs_that_are_known_are_not_run_again(tmp_path: Path) -> None:
-    words = f"--out {tmp_path} --tastes short --methods combine --batches 4 --replay off"
+    words = f"--out {tmp_path} --tastes short --methods combine --batches 4 --replay off --seeds 1"
+    words += " --practice off --lessons off"
     given = sample_efficiency.arguments().parse_args(words.split())
     (wanted,) = sample_efficiency.plan(given)
     known = run_of({0: (0.5, 1.0)}, name=wanted.name)

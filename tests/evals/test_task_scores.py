@@ -18,7 +18,7 @@ from openclaw_rl.common.sockets import free_port
 from openclaw_rl.errors import ConfigError, JudgeError, OpenClawError, RequestError
 from openclaw_rl.evals.reply_properties import PROPERTIES, TaskReply
 from openclaw_rl.evals.task_report import report_json, report_text
-from openclaw_rl.evals.task_scores import EvalResult, TaskScore, evaluate_model, request_reply, score_tasks
+from openclaw_rl.evals.task_scores import EvalPlan, EvalResult, TaskScore, evaluate_model, request_reply, score_tasks
 from openclaw_rl.evals.tasks import EvalTask, conversation_tasks, tool_tasks
 from openclaw_rl.judge.llm import ReplyGrader
 from openclaw_rl.settings.load import Config, from_flat
@@ -39,17 +39,20 @@ async def casual_reply(task: EvalTask) -> TaskReply:
     return TaskReply(text=CASUAL)
 
 
+def _silent(what: str, done: int, total: int | None) -> None: ...
+
+
 def scored(ask: Any, tasks: Sequence[EvalTask], answer: Answer | None = None) -> tuple[list[TaskScore], Endpoint]:
     """Score conversation tasks; `answer`: of the judge's endpoint, None without a judge."""
     pairs = [("conversation", task) for task in tasks]
 
     async def score_all() -> tuple[list[TaskScore], Endpoint]:
         if answer is None:
-            return await score_tasks(ask, pairs, None, lambda what, done, total: None), Endpoint()
+            return await score_tasks(ask, pairs, {}, _silent), Endpoint()
         async with serving(answer) as endpoint:
             grader = ReplyGrader(judge_settings(endpoint.port))
             try:
-                return await score_tasks(ask, pairs, grader, lambda what, done, total: None), endpoint
+                return await score_tasks(ask, pairs, {"conversation": grader}, _silent), endpoint
             finally:
                 await grader.close()
 
@@ -173,12 +176,40 @@ def test_a_judge_that_does_not_answer_is_said_before_the_model_is_loaded() -> No
     config = judge_settings(free_port())
     config = config.model_copy(update={"model": config.model.model_copy(update={"path": "/no/such/model"})})
     with pytest.raises(JudgeError, match=r"connection failed.*judge\.base_url.*judge\.kind=rules"):
-        evaluate_model(config, ["conversation"])
+        evaluate_model(config, EvalPlan(kinds=["conversation"]))
 
 
 def test_an_unknown_kind_is_refused() -> None:
-    with pytest.raises(ConfigError, match="conversation, coding, tool-use"):
-        evaluate_model(from_flat({}), ["poetry"])
+    with pytest.raises(ConfigError, match="conversation, coding, tool-use, personal"):
+        evaluate_model(from_flat({}), EvalPlan(kinds=["poetry"]))
+
+
+def test_people_by_rules_read_the_starter_alone(tmp_path: Path) -> None:
+    config = from_flat({"home": str(tmp_path), "model.path": "/no/such/model"})
+    with pytest.raises(ConfigError, match=r"personal tasks need people who understand.*--person-url"):
+        evaluate_model(config, EvalPlan(kinds=["personal"]))
+
+
+def test_samples_of_two_tasks_have_seeds_of_their_own() -> None:
+    """With one seed for all, every reply would begin with the same draw: all in one style, or none."""
+    tasks = EvalPlan(kinds=["personal"], num=3, seeds=2).select_tasks()
+    assert len(tasks) == 3 * 3 * 2
+
+    async def answer(request: web.Request, number: int) -> web.StreamResponse:
+        return completion("Sure: yes.")
+
+    async def ask() -> list[dict[str, Any]]:
+        async with serving(answer) as gateway, ClientSession(f"http://127.0.0.1:{gateway.port}") as session:
+            for _ in range(2):
+                for _, task in tasks[:6]:
+                    await request_reply(session, "m", task)
+            return gateway.seen
+
+    sent = asyncio.run(ask())
+    seeds = [body["seed"] for body in sent]
+    assert len(set(seeds[:6])) == 6
+    assert seeds[:6] == seeds[6:]
+    assert {body["temperature"] for body in sent} == {1}
 
 
 def test_the_guide_has_every_property_and_every_key_of_the_json() -> None:

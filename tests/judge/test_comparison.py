@@ -20,7 +20,7 @@ from openclaw_rl.errors import JudgeError
 from openclaw_rl.settings.load import from_flat
 from openclaw_rl.status import diagnose
 from openclaw_rl.status.report import collect_status
-from openclaw_rl.store import policies, training_queue, version_stats
+from openclaw_rl.store.lineage import policies, training_queue, version_stats
 from openclaw_rl.testing import ScriptedJudge
 from openclaw_rl.types import JudgeInput, TurnState
 

@@ -24,7 +24,7 @@ from openclaw_rl.protocols import Judge
 from openclaw_rl.settings.load import from_flat
 from openclaw_rl.store import heartbeats, turns
 from openclaw_rl.store.db import Store
-from openclaw_rl.store.version_stats import judge_user_agreement
+from openclaw_rl.store.lineage.version_stats import judge_user_agreement
 from openclaw_rl.testing import ScriptedJudge
 from openclaw_rl.types import JudgeInput, TurnState, Verdict, Vote
 

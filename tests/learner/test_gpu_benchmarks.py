@@ -159,6 +159,7 @@ def bytes_of(shapes: set[torch.Size]) -> int:
     """Return the bytes of all living tensors, gradients included, of these shapes."""
     gc.collect()
     tensors = [found for found in gc.get_objects() if issubclass(type(found), torch.Tensor)]
+    tensors = [found for found in tensors if all(isinstance(n, int) for n in found.shape)]  # not those of a compiler
     tensors += [tensor.grad for tensor in tensors if tensor.is_leaf and tensor.grad is not None]
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors if t.shape in shapes}
     return sum(storages.values())

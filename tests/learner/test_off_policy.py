@@ -17,7 +17,8 @@ from openclaw_rl.learner.forward.packing import TokenSequence
 from openclaw_rl.learner.staleness import drop_stale
 from openclaw_rl.learner.step_metrics import ALL_MASKED
 from openclaw_rl.learner.trainer import LocalTrainer
-from openclaw_rl.methods.types import EpisodeStep, Sample
+from openclaw_rl.methods.types import Sample
+from openclaw_rl.types import EpisodeStep
 
 Make = Callable[..., LocalTrainer]
 Draw = Callable[..., list[Sample]]
@@ -192,20 +193,20 @@ def test_no_step_is_taken_on_nothing(
     assert again.metrics["step"] == 2
 
 
-def in_group(s: Sample, task: str, rollout: str, step: int, outcome: float | None) -> Sample:
-    return replace(s, reward=None, episode=EpisodeStep(group=task, episode=rollout, step=step, outcome=outcome))
+def in_group(s: Sample, rollout: str, step: int, outcome: float, rewards: tuple[float, ...]) -> Sample:
+    episode = EpisodeStep(group="t", episode=rollout, step=step, reward=outcome, rewards=rewards)
+    return replace(s, reward=None, episode=episode)
 
 
 def test_a_step_on_groups(trainer: Make, draw: Draw, tmp_path: Path) -> None:
-    """Two rollouts of a task, one of two steps; a broken one, a lone one, and a reply that belongs to no task."""
+    """Two rollouts of a task, one of two steps; a lone one, and a reply that belongs to no task."""
     made = trainer("groups", kl_coef=0.0, max_step_kl=1e9, learning_rate=1e-3)
-    first, again, second, broken, lone, chat = draw(made, 9, 6)
+    first, again, second, lone, chat = draw(made, 9, 5)
     batch = [
-        in_group(first, "t", "good", 0, 1.0),
-        in_group(again, "t", "good", 1, 1.0),
-        in_group(second, "t", "bad", 0, -1.0),
-        in_group(broken, "t", "broken", 0, None),
-        in_group(lone, "u", "lone", 0, 1.0),
+        in_group(first, "good", 0, 1.0, (1.0, -1.0)),
+        in_group(again, "good", 1, 1.0, (1.0, -1.0)),
+        in_group(second, "bad", 0, -1.0, (1.0, -1.0)),
+        in_group(lone, "lone", 0, 1.0, (1.0,)),
         replace(chat, reward=1.0),
     ]
     before = [float(t[s.mask].sum()) for s, t in zip(batch, made.logprobs([row_of(s) for s in batch]), strict=True)]
@@ -215,8 +216,7 @@ def test_a_step_on_groups(trainer: Make, draw: Draw, tmp_path: Path) -> None:
     assert sum(after[:2]) > sum(before[:2])
     assert after[2] < before[2]
     assert result.dropped == {
-        broken.turn: "the outcome of its rollout is unknown",
-        lone.turn: "its group gives no signal: the batch has no other rollout of its task, or all outcomes are equal",
+        lone.turn: "its group gives no signal: all its rewards are equal",
         chat.turn: "no score and no hint that the method can use",
     }
     assert result.memory["kept"] == 7
@@ -229,7 +229,7 @@ def test_a_step_on_groups(trainer: Make, draw: Draw, tmp_path: Path) -> None:
 
 def test_groups_that_all_went_alike_take_no_step(trainer: Make, draw: Draw, tmp_path: Path) -> None:
     made = trainer("groups")
-    batch = [in_group(s, f"{n // 2}", f"{n}", 0, 1.0) for n, s in enumerate(draw(made, 1, 4))]
+    batch = [in_group(s, f"{n}", 0, 1.0, (1.0, 1.0)) for n, s in enumerate(draw(made, 1, 4))]
     result = made.step(batch, str(tmp_path / "out"))
     assert result.folder is None
     assert len(result.dropped) == 4

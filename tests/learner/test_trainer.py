@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,11 +20,11 @@ from openclaw_rl.common import progress
 from openclaw_rl.common.atomic_files import write_folder
 from openclaw_rl.common.policy_digest import OPTIMIZER_FILE
 from openclaw_rl.errors import ConfigError, ModelError
+from openclaw_rl.gates.metric_gates import rejection_reason
 from openclaw_rl.learner.forward.packing import TokenSequence
 from openclaw_rl.learner.trainer import LocalTrainer
 from openclaw_rl.methods.types import Sample
 from openclaw_rl.settings.load import train_settings
-from openclaw_rl.train.gate import rejection_reason
 
 Make = Callable[..., LocalTrainer]
 Draw = Callable[..., list[Sample]]
@@ -46,7 +47,7 @@ def test_the_folder_is_plain_peft(trainer: Make, draw: Draw, tiny: str, tmp_path
     assert json.loads((tmp_path / "policy" / "adapter_config.json").read_text())["base_model_name_or_path"] == tiny
     model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny), folder).eval()
     automatic = AutoModelForCausalLM.from_pretrained(folder).eval()  # transformers finds the base by itself
-    for s, ours in zip(batch, made.logprobs([row_of(s) for s in batch]), strict=True):
+    for s, ours in zip(batch, map(torch.from_numpy, made.score(batch)), strict=True):
         ids = torch.tensor(np.concatenate([s.prompt_ids, s.response_ids]), dtype=torch.long)
         for loaded in (model, automatic):
             with torch.no_grad():
@@ -60,7 +61,7 @@ def test_the_step_is_the_reference(trainer: Make, draw: Draw, reference: ModuleT
     """Its loss, from log-probabilities to the last denominator, stated a second time."""
     made = trainer(w_binary=0.6, w_opd=1.7, kl_coef=0.4, opd_clip=0.8, learning_rate=1e-2, max_gap=9.0, micro_tokens=40)
     memory = made.step(draw(made, 0), str(tmp_path / "0")).memory
-    batch = draw(made, 1, 9, noise=0.4)
+    batch = [replace(s, weight=(1.0, 0.5, 0.2)[n % 3]) for n, s in enumerate(draw(made, 1, 9, noise=0.4))]
     rows = [row_of(s) for s in batch]
     student, base = made.logprobs(rows), made.logprobs(rows, base=True)
     state = {("agent", k): tuple(v) for k, v in memory["baseline"]["agents"].items()}
@@ -81,7 +82,7 @@ def test_the_step_is_the_reference(trainer: Make, draw: Draw, reference: ModuleT
                 "base": ref.tolist(),
                 "mask": s.mask.tolist(),
                 "advantages": {
-                    "binary": None if s.reward is None else [s.reward - b] * r,
+                    "binary": None if s.reward is None else [s.weight * (s.reward - b)] * r,
                     "opd": [reference.opd_advantage(o[t].item(), [x[t] for x in teachers], 0.8) for t in range(r)]
                     if teachers
                     else None,
@@ -179,6 +180,7 @@ def test_an_adapter_of_another_shape_is_refused(trainer: Make, draw: Draw, four:
 def test_goes_on_without_the_moments(
     trainer: Make, draw: Draw, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)
     made = trainer()
     batch = draw(made, 0)
     folder = made.step(batch, str(tmp_path / "0")).folder

@@ -17,10 +17,10 @@ def baselines(memory, agent, shrink):
 
 def baselines_after(memory, verdicts, decay):
     memory = dict(memory)
-    for agent, r in verdicts:
+    for agent, r, w in verdicts:
         for key in ("everyone", ("agent", agent)):
             value, n = memory.get(key, (0.0, 0))
-            memory[key] = (decay * value + (1 - decay) * r, n + 1)
+            memory[key] = (value + (1 - decay) * w * (r - value), n + w)
     return memory
 
 
@@ -162,32 +162,32 @@ def corrected_loss(
 # Credit of groups.
 
 
-def group_advantages(steps, *, floor=None):
+def group_advantages(steps, *, floor=None, w_outcome=1.0, w_step=1.0, signed=False):
     """A of each step, or None. `steps`: dicts with task, rollout, step, outcome, reward (None: has none).
 
-    (o - mean o over the rollouts of the task) + (s - mean s over the rollouts at this step of the task), each divided
-    by max(population standard deviation, floor) if there is a floor. A part whose group has one member, or all alike,
-    is not there; a step without a part is None.
+    w_outcome (o - mean o over the rollouts of the task) + w_step (s - mean s over the rollouts at this step of the
+    task), each distance divided by max(population standard deviation, floor) if there is a floor. With `signed`, o is
+    2 r - 1. A part whose group has one member, or all alike, or whose weight is 0, is not there; a step without a part
+    is None.
     """
 
-    def against(own, others):
-        if own is None or max(others) == min(others):
+    def against(weight, own, others):
+        if weight == 0 or own is None or max(others) == min(others):
             return None
         mean = sum(others) / len(others)
         spread = math.sqrt(sum((x - mean) ** 2 for x in others) / len(others))
-        return (own - mean) / (1.0 if floor is None else max(spread, floor))
+        return weight * (own - mean) / (1.0 if floor is None else max(spread, floor))
 
-    known = [s for s in steps if s["outcome"] is not None]
+    def mapped(reward):
+        return 2 * reward - 1 if signed else reward
+
     out = []
     for s in steps:
-        if s["outcome"] is None:
-            out.append(None)
-            continue
-        rollouts = {k["rollout"]: k["outcome"] for k in known if k["task"] == s["task"]}
-        beside = [k["reward"] for k in known if (k["task"], k["step"]) == (s["task"], s["step"])]
+        rollouts = {k["rollout"]: mapped(k["outcome"]) for k in steps if k["task"] == s["task"]}
+        beside = [k["reward"] for k in steps if (k["task"], k["step"]) == (s["task"], s["step"])]
         parts = [
-            against(s["outcome"], list(rollouts.values())),
-            against(s["reward"], [x for x in beside if x is not None] or [0.0]),
+            against(w_outcome, mapped(s["outcome"]), list(rollouts.values())),
+            against(w_step, s["reward"], [x for x in beside if x is not None] or [0.0]),
         ]
         parts = [x for x in parts if x is not None]
         out.append(sum(parts) if parts else None)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from operator import attrgetter
 from types import ModuleType
 
 import numpy as np
@@ -76,6 +78,7 @@ def as_reference(memory: dict) -> dict:
 @given(st.integers(0, 2**32 - 1))
 def test_binary_is_the_reference(reference: ModuleType, seed: int) -> None:
     rng, samples = batch(seed)
+    samples = [replace(s, weight=float(rng.choice([1.0, 0.5, 0.2]))) for s in samples]
     method = BinaryMethod(decay=DECAY, shrink=SHRINK)
     memory: dict = {}
     expected: dict = {}
@@ -86,13 +89,13 @@ def test_binary_is_the_reference(reference: ModuleType, seed: int) -> None:
                 assert not mask.any()
             else:
                 b = reference.baselines(expected, s.agent, SHRINK)
-                np.testing.assert_allclose(advantages, s.reward - b, atol=1e-6)
+                np.testing.assert_allclose(advantages, s.weight * (s.reward - b), atol=1e-6)
                 np.testing.assert_array_equal(mask, s.mask)
-        verdicts = [(s.agent, s.reward) for s in samples if s.reward is not None]
+        verdicts = [(s.agent, s.reward, s.weight) for s in samples if s.reward is not None]
         memory = json.loads(json.dumps(method.update_state(samples, memory)))  # it travels as JSON in the policy row
         expected = reference.baselines_after(expected, verdicts, DECAY)
         for key, (value, n) in as_reference(memory).items():
-            assert (pytest.approx(value), n) == (expected.get(key, (0.0, 0)))
+            assert (pytest.approx(value), pytest.approx(n)) == (expected.get(key, (0.0, 0)))
 
 
 @settings(max_examples=60, deadline=None)
@@ -160,10 +163,10 @@ def test_equal_rewards_still_speak() -> None:
 
 
 def test_a_new_agent_leans_on_the_others() -> None:
-    memory = ScoreBaseline({}, decay=0.5, shrink=SHRINK).updated_state([("old", 1.0)] * 50)
+    memory = ScoreBaseline({}, decay=0.5, shrink=SHRINK).updated_state([("old", 1.0, 1.0)] * 50)
     baseline = ScoreBaseline(memory, decay=0.5, shrink=SHRINK)
     assert baseline.read("new") == pytest.approx(1.0)
-    after = ScoreBaseline(baseline.updated_state([("new", -1.0)]), decay=0.5, shrink=SHRINK)
+    after = ScoreBaseline(baseline.updated_state([("new", -1.0, 1.0)]), decay=0.5, shrink=SHRINK)
     assert after.read("new") == pytest.approx(1 / 9 * -0.5 + 8 / 9 * 0.0, abs=1e-6)
     assert baseline.read("new") == pytest.approx(1.0), "a reader is not moved by an update"
 
@@ -173,16 +176,17 @@ def test_the_baseline_follows_the_mean_score() -> None:
     memory: dict = {}
     for _ in range(100):
         memory = ScoreBaseline(memory, decay=DECAY, shrink=SHRINK).updated_state(
-            [("a", float(rng.choice([1, 1, 1, -1])))] * 1
+            [("a", float(rng.choice([1, 1, 1, -1])), 1.0)]
         )
     assert ScoreBaseline(memory, decay=DECAY, shrink=SHRINK).read("a") == pytest.approx(0.5, abs=0.35)
 
 
 def test_forgets_the_agents_judged_longest_ago() -> None:
     memory = ScoreBaseline({}, decay=DECAY, shrink=SHRINK).updated_state(
-        [(f"agent-{n}", 1.0) for n in range(MAX_AGENTS)]
+        [(f"agent-{n}", 1.0, 1.0) for n in range(MAX_AGENTS)]
     )
-    memory = ScoreBaseline(memory, decay=DECAY, shrink=SHRINK).updated_state([("agent-0", 1.0), ("newcomer", 1.0)])
+    newest = [("agent-0", 1.0, 1.0), ("newcomer", 1.0, 1.0)]
+    memory = ScoreBaseline(memory, decay=DECAY, shrink=SHRINK).updated_state(newest)
     agents = memory["baseline"]["agents"]
     assert len(agents) == MAX_AGENTS
     assert "agent-0" in agents
@@ -193,6 +197,12 @@ def test_other_memory_is_kept() -> None:
     rng = np.random.default_rng(0)
     method = make_method(train_settings({"method": "combine"}))
     assert method.update_state([sample(rng, 0, reward=1.0)], {"reply_tokens": 7.0})["reply_tokens"] == 7.0
+
+
+@pytest.mark.parametrize("weight", [0.0, -0.5, 1.5, float("nan")])
+def test_refuses_a_weight_that_is_no_share(weight: float) -> None:
+    with pytest.raises(ValueError, match=r"turn-0: expected a weight in \(0, 1\], got"):
+        replace(sample(np.random.default_rng(0), 0, reward=1.0), weight=weight)
 
 
 def test_refuses_a_reward_that_is_no_verdict() -> None:
@@ -217,7 +227,6 @@ def test_the_registry_is_what_the_settings_accept() -> None:
         assert (spec.name, train.method) == (name, name)
         method = make_method(train)
         assert method.uses_reward or method.uses_hints or method.uses_episodes
-        known = {key.removeprefix("train.loss.") for key in spec.own_settings}
-        assert known <= type(train.loss).model_fields.keys()
+        assert all(attrgetter(key.removeprefix("train."))(train) is not None for key in spec.own_settings)
     with pytest.raises(ValueError, match="'binary', 'opd', 'combine', 'sdpo', 'sdft' or 'groups'"):
         train_settings({"method": "grpo"})

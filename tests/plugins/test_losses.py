@@ -15,12 +15,12 @@ import torch
 
 from openclaw_rl.common.policy_digest import digest_of_folder
 from openclaw_rl.errors import ConfigError, PluginError
+from openclaw_rl.gates.metric_gates import rejection_reason
 from openclaw_rl.learner.loss.plugin_loss import load_plugin_loss, tensor_gae
 from openclaw_rl.learner.trainer import LocalTrainer
 from openclaw_rl.methods.registry import make_method
 from openclaw_rl.methods.types import Sample
 from openclaw_rl.settings.load import from_flat, train_settings
-from openclaw_rl.train.gate import rejection_reason
 
 Make = Callable[..., LocalTrainer]
 Draw = Callable[..., list[Sample]]

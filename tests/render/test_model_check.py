@@ -124,6 +124,25 @@ def test_a_whole_model_passes_also_in_shards(model: Path) -> None:
     check_before_start(config, WORKERS)
 
 
+def test_a_further_embedding_of_another_shape_is_no_damage(model: Path) -> None:
+    """As of a part for speech; the starter's own embedding has the expected shape."""
+
+    def add(header: dict[str, Any]) -> None:
+        end = max(tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__")
+        header["a.talker.embed_tokens.weight"] = {"dtype": "U8", "shape": [3, 2], "data_offsets": [end, end + 6]}
+
+    change_header(add)(model)
+    with (model / WEIGHTS).open("ab") as file:
+        file.write(bytes(6))
+    check_before_start(from_flat({"model.path": str(model)}), WORKERS)
+
+
+@pytest.mark.parametrize("key", ["word_embed_proj_dim", "embedding_size"])
+def test_an_embedding_that_is_projected_is_no_damage(model: Path, key: str) -> None:
+    set_config(vocab_size=12, **{key: 16})(model)
+    check_before_start(from_flat({"model.path": str(model)}), WORKERS)
+
+
 def test_an_engine_elsewhere_needs_no_weights_here(model: Path) -> None:
     (model / WEIGHTS).unlink()
     config = from_flat({"model.path": str(model), "engine.backend": "vllm", "engine.url": "http://localhost:9"})

@@ -32,8 +32,10 @@ from openclaw_rl.serve.app import make_app
 from openclaw_rl.serve.auth import ApiKeys, scope_of
 from openclaw_rl.serve.http_connection import GatewayRunner
 from openclaw_rl.settings.load import Config, from_flat
-from openclaw_rl.store import exchanges, leases, policies
+from openclaw_rl.store import exchanges, leases
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.lineage import candidates, policies
+from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME, ensure_shared
 from openclaw_rl.testing import ReplyScript, ScriptedEngine, write_adapter
 from openclaw_rl.types import Exchange, ExchangeStatus, Policy, PolicyState
 
@@ -191,17 +193,19 @@ class Site:
         *,
         state: PolicyState = PolicyState.LIVE,
         metrics: Mapping[str, float] = MappingProxyType({}),
+        name: str = DEFAULT_NAME,
     ) -> Policy:
-        """One more version after the head, with a real (if senseless) adapter folder."""
+        """One more version after the policy's head, with a real (if senseless) adapter folder."""
         now = time.time()
         with self.store.write() as conn:
-            head, version = policies.head(conn), policies.next_version(conn)
+            head, version = policies.head(conn, name), policies.next_version(conn)
             lease = leases.acquire(conn, "train", "test", 30.0, now)
             assert lease is not None
             write_adapter(folder / str(version), weight=float(version))
             digest, files = hash_folder(folder / str(version))
             policy = Policy(
                 version=version,
+                name=name,
                 parent=head.version,
                 state=PolicyState.CANDIDATE,
                 path=str(folder / str(version)),
@@ -213,7 +217,8 @@ class Site:
                 reason="too bad" if state is PolicyState.REJECTED else None,
                 created_at=now,
             )
-            (policies.reject if state is PolicyState.REJECTED else policies.publish)(conn, lease, policy, [], now)
+            record = {PolicyState.REJECTED: policies.reject, PolicyState.CANDIDATE: candidates.add_candidate}
+            record.get(state, policies.publish)(conn, lease, policy, [], now)
             leases.release(conn, lease)
         return policy
 
@@ -259,6 +264,9 @@ def start(tmp_path: Path, renderers: Callable[..., Renderer], empty_store: Path)
         if store is None:
             shutil.copy(empty_store, config.store_path)
             store = Store.open(config.store_path)
+        if config.policy.per != "all":
+            with store.write() as conn:
+                ensure_shared(conn)
         options = {} if config.serve.special_tokens == "text" else {"literal_text": False}
         renderer = renderers(kind, **options)
         script = Script(renderer)

@@ -17,8 +17,8 @@ from tests.serve.conftest import USER, Script, Site, Start, statuses
 from openclaw_rl.engines.remote.vllm import VllmEngine
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.settings.load import from_flat
-from openclaw_rl.store import policies
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.lineage import policies
 from openclaw_rl.testing import ScriptedEngine
 from openclaw_rl.types import Chunk, ExchangeStatus, Generation
 

@@ -12,7 +12,10 @@ import openai
 import pytest
 from tests.serve.conftest import KEY, OTHER_KEY, USER, Answer, Site, Start, wait_for
 
-from openclaw_rl.store import heartbeats, policies
+from openclaw_rl.store import heartbeats
+from openclaw_rl.store.lineage import policies, retraining
+from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME
+from openclaw_rl.store.lineage.retraining import RepeatedBatch
 from openclaw_rl.types import PolicyState
 
 
@@ -75,6 +78,15 @@ def test_a_parked_worker_is_named_and_serving_stays_ready(site: Site) -> None:
     assert found.json()["reasons"] == ["judge: parked: boom"]
 
 
+def test_an_undo_in_progress_is_named_and_serving_stays_ready(site: Site) -> None:
+    wait_for(lambda: site.http.get("/readyz").status_code, lambda s: s == 200)
+    with site.store.write() as conn:
+        retraining.replace_batches(conn, DEFAULT_NAME, [RepeatedBatch(repeats=0, turns=("a",))] * 2)
+    found = site.http.get("/readyz").json()
+    report = "an undo is in progress: 2 batches left to train on again; version 0 answers"
+    assert (found["ready"], found["reasons"]) == (True, [report])
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_cancelled_reply_counts_once(start: Start, stream: bool) -> None:
     site = start(delay=0.02)
@@ -117,6 +129,14 @@ def test_metrics_of_the_newest_version(site: Site, tmp_path: Path) -> None:
     with site.store.write() as conn:
         policies.roll_back(conn, to=0, reason="worse", at=time.time())
     wait_for(told, lambda m: m == {"version": 0})
+
+
+def test_metrics_count_the_versions_by_state(site: Site, tmp_path: Path) -> None:
+    site.publish(tmp_path / "p")
+    with site.store.write() as conn:
+        policies.roll_back(conn, to=0, reason="satisfaction fell", at=time.time(), automatic=True)
+    line = 'openclaw_policy_versions{state="rolled_back"} 1.0'
+    wait_for(lambda: line in site.http.get("/metrics").text.splitlines(), bool)
 
 
 def test_every_response_has_a_request_id(site: Site) -> None:

@@ -13,8 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.serve.conftest import USER, Site, Start, statuses, wait_for
 
-from openclaw_rl.serve.version_manager import plan_versions
-from openclaw_rl.store import events, policies
+from openclaw_rl.common.logging_metrics import GatewayMetrics
+from openclaw_rl.serve.version_manager import VersionManager, plan_versions
+from openclaw_rl.store import events
+from openclaw_rl.store.lineage import policies
 from openclaw_rl.types import ExchangeStatus, PolicyState
 
 
@@ -261,3 +263,21 @@ def test_the_plan(
     used = {v for v in loaded if held.get(v) or v == serving}
     assert used <= set(wanted), "what answers is never taken away"
     assert head in wanted or len(used) == 4, "the head comes as soon as there is room"
+
+
+def test_a_cancellation_that_comes_with_a_wake_up_is_not_lost(site: Site) -> None:
+    """Else the gateway waits for its version manager at shutdown until it is killed."""
+
+    async def cancel_as_it_wakes() -> bool:
+        manager = VersionManager(site.store, site.engine, cap=4, metrics=GatewayMetrics())
+        keeper = asyncio.create_task(manager.run())
+        await manager.wait_loaded(manager.acquire_current(), asyncio.get_running_loop().time() + 5, pinned=False)
+        await asyncio.sleep(0.05)  # it waits for the next wake-up
+        manager._wake_event.set()
+        await asyncio.sleep(0)  # the event has ended its wait, which nobody has read yet
+        keeper.cancel()
+        done, _ = await asyncio.wait({keeper}, timeout=2)
+        keeper.cancel()
+        return bool(done)
+
+    assert asyncio.run(cancel_as_it_wakes())

@@ -61,6 +61,8 @@ VARIABLES: dict[str, tuple[str, dict[str, Any]]] = {
     "MASTER_ADDR": ("10.0.0.1", {"train.launch.master_addr": "10.0.0.1"}),
     "MASTER_PORT": ("6000", {"train.launch.master_port": 6000}),
     "PARALLEL_ENVS": ("16", {"rollout.parallel_envs": 16}),
+    "MAX_STEPS": ("20", {"rollout.episode_steps": 20}),
+    "TOOLS_CONFIG": ("tools.json", {"rollout.tools_config": "tools.json"}),
 }
 FLAGS: dict[str, tuple[str | None, dict[str, Any]]] = {
     "--model-path": ("/models/a", {"model.path": "/models/a"}),
@@ -143,13 +145,11 @@ FILE: dict[str, tuple[Any, dict[str, Any]]] = {
     "training.teacher_temperature": (0.7, {"train.distill.teacher_temperature": 0.7}),
 }
 REFUSED = {
-    "ENV_TYPE": "environments",
-    "TASK_TYPE": "environments",
-    "MAX_STEPS": "environments",
-    "MAX_GUI_STEPS": "environments",
-    "SCREENSHOT_BACKEND": "environments",
-    "TOOLS_CONFIG": "environments",
-    "SWE_BENCH_PATH": "environments",
+    "ENV_TYPE": "it chooses tasks",
+    "TASK_TYPE": "it chooses tasks",
+    "MAX_GUI_STEPS": "it chooses tasks",
+    "SCREENSHOT_BACKEND": "it chooses tasks",
+    "SWE_BENCH_PATH": "it chooses tasks",
     "extensions": "plugins.entries in openclaw.json",
 }
 NOTICED: dict[str, tuple[Any, str]] = {

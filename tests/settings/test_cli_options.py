@@ -29,8 +29,12 @@ SHARED, OF_A_HOME = (
     {parameter.name for parameter in click.command(options(lambda: None)).params}
     for options in (settings_options, home_options)
 )
-INSPECT = ("sessions", "session", "turn", "policy")
-READERS = {"key", "status", "rollback", "data export", *(f"inspect {what}" for what in INSPECT)}
+INSPECT = ("sessions", "session", "turn", "policy", "episode", "group")
+POLICIES = ("list", "show", "diff", "promote", "rollback", "pin", "unpin", "freeze", "unfreeze")
+READERS = {"key", "status", "rollback", "undo", "learned", "data export", *(f"inspect {what}" for what in INSPECT)}
+READERS |= {f"policies {what}" for what in POLICIES}
+READERS |= {f"lessons {what}" for what in ("list", "edit", "pin", "unpin", "forget")}
+READERS |= {"env check", "env run"}
 """Commands that only read or change a home."""
 
 

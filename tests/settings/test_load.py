@@ -37,7 +37,7 @@ def test_a_trainer_s_variables_are_its_owner_s_first(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("worker", ["engine", "gateway", "collect", "judge", "judge-engine", "train", "data"])
 def test_a_key_is_in_the_processes_that_use_it_alone(worker: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    users = {"serve": "gateway", "engine": "engine gateway data", "judge": "judge", "teacher": "judge"}
+    users = {"serve": "gateway", "engine": "engine gateway data", "judge": "judge train", "teacher": "judge"}
     for name in settings.SECRET_NAMES:
         monkeypatch.setenv(name, f"{name}-from-the-environment")
     monkeypatch.setenv("OPENCLAW_RL_JUDGE_API_KEY", "OPENCLAW_JUDGE_API_KEY-from-the-environment")
@@ -268,11 +268,11 @@ def test_a_line_that_goes_on_is_one_line() -> None:
     assert (config.rollout.workers, config.rollout.parallel_envs) == (16, 32)
 
 
-FOREIGN = {"MAX_STEPS": "20", "TRAIN_GPUS": "all", "ROLLOUT_ARGS": "--task-type gui --nonsense", "LORA_RANK": "8"}
+FOREIGN = {"MAX_GUI_STEPS": "20", "TRAIN_GPUS": "all", "ROLLOUT_ARGS": "--task-type gui --nonsense", "LORA_RANK": "8"}
 
 
 def test_variables_of_another_program_stop_only_what_starts_a_system() -> None:
-    with pytest.raises(ConfigError, match="MAX_STEPS is refused"):
+    with pytest.raises(ConfigError, match="MAX_GUI_STEPS is refused"):
         settings.load_all(environ=FOREIGN)
     assert settings.load_all(environ=FOREIGN, strict=False).config.train.lora.rank == 8
 

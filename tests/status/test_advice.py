@@ -16,7 +16,7 @@ import yaml
 from tests.settings.test_cli_options import EVERY
 from tests.store import world
 
-from openclaw_rl.common.rater_agreement import Kappa
+from openclaw_rl.common.statistics.rater_agreement import Kappa
 from openclaw_rl.judge.voting import majority_score
 from openclaw_rl.serve.gateway import sampling_fields
 from openclaw_rl.settings.aliases import all_aliases
@@ -25,7 +25,8 @@ from openclaw_rl.settings.load import Config, from_flat, known_keys, load_all
 from openclaw_rl.status import diagnose, program_checks
 from openclaw_rl.status.health import HealthSnapshot, LogLine
 from openclaw_rl.status.report import CURES
-from openclaw_rl.train.orchestrator import WAITING_PREFIX
+from openclaw_rl.store.lineage.policy_marks import HeadMove
+from openclaw_rl.train.tracking import WAITING_PREFIX
 from openclaw_rl.types import Sampling, Verdict, Vote
 
 ROOT = Path(__file__).parents[2]
@@ -34,7 +35,8 @@ NOW = 1000.0
 KEY = re.compile(rf"(?<![\w./:-])(?:{'|'.join(Config.model_fields)})(?:\.[a-z][a-z_0-9]*)+")
 COMMAND = re.compile(r"`openclaw-rl ([^`]+)`")
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
-FILE_NAMES = {"engine.sock", "engine.log", "data.file", "data.buffer", "model.safetensors.index.json"}
+FILE_NAMES = {"engine.sock", "engine.log", "data.file", "data.buffer", "train.log", "model.safetensors.index.json"}
+EVENT = re.compile(r'events\.append\(\s*conn, "([a-z_.]+)"')  # their names look like settings
 OTHER_PROGRAMS = {"--address", "--head"}  # ray
 
 
@@ -64,7 +66,8 @@ def command_flags() -> Mapping[str, frozenset[str]]:
 @cache
 def known_names() -> frozenset[str]:
     """The settings, their other names, and the sections that they are in."""
-    names = {*known_keys(), *all_aliases(), *FILE_NAMES}
+    events = {name for path in SOURCE.rglob("*.py") for name in EVENT.findall(path.read_text(encoding="utf-8"))}
+    names = {*known_keys(), *all_aliases(), *FILE_NAMES, *events}
     return frozenset(name[:end] for name in names for end in [*(m.start() for m in re.finditer(r"\.", name)), None])
 
 
@@ -115,12 +118,14 @@ def voted(*scores: int, threshold: float = 0.5) -> list[Verdict]:
     return [world.verdict(f"t{n}", score=score, votes=votes, reason=reason) for n in range(10)]
 
 
+ROLLBACK = HeadMove(old=3, to=1, left=[3, 2], reason="satisfaction fell", automatic=True, after=9, at=NOW)
 SITUATIONS: Mapping[str, dict[str, Any]] = {
     "a step that did not fit": {"log_lines": [LogLine(file="train.log", message="does not fit into memory", at=NOW)]},
     "a killed trainer": {"log_lines": [LogLine(file="s.log", message="train ended (signal SIGKILL)", at=NOW)]},
     "a killed engine": {"log_lines": [LogLine(file="s.log", message="engine ended (signal SIGKILL)", at=NOW)]},
     "a restarted engine": {"log_lines": [LogLine(file="s.log", message="engine ended (exit code 1)", at=NOW)] * 2},
     "ray": {"log_lines": [LogLine(file="train.log", message="connect to Ray", at=NOW)]},
+    "an automatic rollback": {"automatic_rollback": ROLLBACK},
     "a queue of the judge": {"waiting_turns": 10**6, "longest_wait": 1e6},
     "a queue of the trainer": {"trainable_turns": 10**6},
     "rare steps": {
@@ -133,12 +138,16 @@ SITUATIONS: Mapping[str, dict[str, Any]] = {
     "too few votes for one score": {"verdicts": voted(1, 1, 1, 1, -1, threshold=1.0)},
     "different votes": {"verdicts": voted(1, 1, -1)},
     "feedback": {"agreement": (0, 20)},
+    "a signal below its bar": {
+        "untrusted_judges": {"behaviour:copied": Kappa(value=0.0, low=-0.3, high=0.3, pairs=40)}
+    },
     "a judge below its bar": {"untrusted_judges": {"rules@1": Kappa(value=0.0, low=-0.3, high=0.3, pairs=40)}},
     "rejected steps": {"steps": [{"state": "rejected", "gradient/norm": 200.0}] * 3},
     "steps that change nothing": {"steps": [{"kl/step": 1e-9, "learning_rate": 1e-6}] * 5},
     "a full disk": {"full_disks": ["the disk of /home/me is full: 1.0 MiB are free, and 8 MiB are needed"]},
     "a parked judge": {"worker_problems": ["judge crashed 3 times. Reason: exit code 3"]},
     "a damaged version": {"damaged_versions": ["version 3 is damaged: trainer.json is missing"]},
+    "an undo without a trainer": {"waiting_undo": ["an undo is in progress: 3 batches left to train on again"]},
     "changed histories": {"main_turns": 20, "unlinked_reasons": ["a reason"] * 10},
     "no history": {"main_turns": 20, "isolated_turns": 20},
 }
@@ -176,7 +185,7 @@ def snapshot(config: Config, situation: Mapping[str, Any]) -> HealthSnapshot:
         **{"log_lines": [], "steps": [], "heartbeat_notes": {}, "verdicts": [], "unlinked_reasons": []},
         **{"empty_reactions": 0, "main_turns": 0, "isolated_turns": 0, "waiting_turns": 0, "trainable_turns": 0},
         **{"longest_wait": 0.0, "agreement": (0, 0), "worker_problems": [], "damaged_versions": [], "full_disks": []},
-        "untrusted_judges": {},
+        **{"untrusted_judges": {}, "waiting_undo": [], "automatic_rollback": None},
     }
     return HealthSnapshot(config=config, now=NOW, **nothing | dict(situation))
 

@@ -21,8 +21,9 @@ from openclaw_rl.common.printable import to_printable
 from openclaw_rl.common.terminal import TerminalConsole
 from openclaw_rl.settings.load import from_flat
 from openclaw_rl.status import watch
-from openclaw_rl.store import exchanges, heartbeats, leases, policies, turns
+from openclaw_rl.store import exchanges, heartbeats, leases, turns
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.lineage import policies
 from openclaw_rl.store.turn_states import DropReason, drop
 from openclaw_rl.types import Feedback, Origin, Use, Vote
 
@@ -34,6 +35,7 @@ COMMANDS = (
     ("inspect", "session", HOSTILE),
     *(("inspect", "turn", name) for name in (f"judged {HOSTILE}", "dropped", "imported")),
     ("inspect", "policy", "1"),
+    ("learned",),
     ("inspect", "policy", "2"),
 )
 """Commands that print data, each also with --json."""
@@ -86,7 +88,7 @@ def home(tmp_path: Path) -> Path:
         made = world.verdict(name, score=-1, hints=(HOSTILE,), votes=votes, judge=HOSTILE, reason=HOSTILE)
         assert turns.add_verdict(conn, made)
         assert drop(conn, "dropped", DropReason.FAILED, f"set aside {HOSTILE}", at=14.0)
-        turns.mark_untrainable(conn, "imported", f"left out {HOSTILE}")
+        turns.mark_untrainable(conn, {"imported": f"left out {HOSTILE}"})
         metrics = {HOSTILE: 1.0, f"gap/{HOSTILE}": 0.5, f"gap/{HOSTILE}/tokens": 3.0}
         hostile = replace(
             world.policy(1, 0), metrics=metrics, reason=HOSTILE, path=HOSTILE.replace("\0", ""), digest=HOSTILE

@@ -14,8 +14,9 @@ from rich.cells import cell_len
 from tests.store import world
 
 from openclaw_rl.cli.main import cli
-from openclaw_rl.store import exchanges, heartbeats, leases, policies, turns
+from openclaw_rl.store import exchanges, heartbeats, leases, turns
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.lineage import policies
 from openclaw_rl.types import Capture, Policy, PolicyState, Use, Vote
 
 LONG_ID = "6a14cd08-fc9f-40a2-809c-cbc78d9ea615-with-more"

@@ -24,8 +24,9 @@ from tests.store.world import judged
 from openclaw_rl.cli.main import cli
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.status import watch
-from openclaw_rl.store import heartbeats, policies, turns
+from openclaw_rl.store import heartbeats, turns
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.lineage import policies
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_config
 
 STATUS: dict[str, Any] = {
@@ -100,7 +101,7 @@ def test_the_training_queue_has_the_turns_that_the_method_can_train_on(home: Pat
         judged(conn, "hint", score=None, hints=("Be brief.",))
         judged(conn, "neither", score=0)
         judged(conn, "used", score=1, hints=("Be brief.",))
-        turns.mark_untrainable(conn, "used", "too stale")
+        turns.mark_untrainable(conn, {"used": "too stale"})
     for min_turns, full in ((waiting, True), (waiting + 1, False)):
         config = scratch_config(home, {"train.method": method, "train.batch.min_turns": min_turns})
         with store.read() as conn:

@@ -18,8 +18,9 @@ from openclaw_rl.judge import worker as judge_worker
 from openclaw_rl.serve.prompt_recovery import PromptRecovery
 from openclaw_rl.settings.load import CollectConfig, from_flat
 from openclaw_rl.status import inspect, report
-from openclaw_rl.store import events, exchanges, policies, sessions, training_queue, turns
+from openclaw_rl.store import events, exchanges, sessions, turns
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.lineage import policies, training_queue
 from openclaw_rl.trajectories.operations import export_sessions
 from openclaw_rl.types import TurnState, Verdict
 

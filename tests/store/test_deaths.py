@@ -22,9 +22,10 @@ from openclaw_rl.judge import worker as judge_worker
 from openclaw_rl.judge.voting import make_verdict
 from openclaw_rl.settings.load import CollectConfig, from_flat
 from openclaw_rl.status import report
-from openclaw_rl.store import events, exchanges, heartbeats, policies, turns
+from openclaw_rl.store import events, exchanges, heartbeats, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.heartbeats import MAX_DEATHS, MAX_SET_ASIDE, AttemptLog
+from openclaw_rl.store.lineage import policies
 from openclaw_rl.trajectories import importer, sync_worker
 from openclaw_rl.trajectories.sync_worker import FolderSync
 from openclaw_rl.types import JudgeInput, Request, TurnState, Verdict

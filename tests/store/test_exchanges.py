@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.store.world import equal, reply, request, serve
+from sqlalchemy import Connection
+from tests.store.world import KEY, NOTHING, equal, reply, request, serve
 
+from openclaw_rl.common import message_hash
 from openclaw_rl.store import events, exchanges, rows, turns
 from openclaw_rl.store.db import Store
-from openclaw_rl.store.exchange_index import ExchangeIndex
+from openclaw_rl.store.exchange_index import MAX_SAME_HASH, ExchangeIndex
 from openclaw_rl.store.turn_states import degenerate_reason, loop_period
 from openclaw_rl.types import (
     Capture,
@@ -16,6 +18,7 @@ from openclaw_rl.types import (
     Feedback,
     FinishReason,
     Kind,
+    Request,
     Sampling,
     Span,
     TurnState,
@@ -238,3 +241,20 @@ def test_one_exchange_is_found_by_its_id_in_its_scope(store: Store) -> None:
         assert (found.id, found.previous) == ("a", "before")
         assert past.by_id("key", "b") is None
         assert past.by_id("key", "c") is None
+
+
+def test_of_many_equal_histories_only_the_newest_are_compared(store: Store) -> None:
+    """A rare history is not crowded out by a common one that is asked for with it."""
+    with store.write() as conn:
+        rare = serve_history(conn, "rare", "What is rare?")
+        common = [serve_history(conn, f"common-{n}", "Hello.") for n in range(MAX_SAME_HASH + 9)]
+        chains = {rare.marks[-1].chain, common[0].marks[-1].chain}
+        found = [past.id for past in ExchangeIndex(conn).by_context("key", chains)]
+    assert found == ["rare", *(request.id for request in common[9:])]
+
+
+def serve_history(conn: Connection, id: str, text: str) -> Request:
+    messages = [{"role": "user", "content": text}]
+    made = request(id, messages=messages, marks=message_hash.mark_messages(messages, KEY, NOTHING))
+    exchanges.admit(conn, [made])
+    return made

@@ -14,8 +14,9 @@ import pytest
 from tests.store.world import policy
 
 from openclaw_rl.errors import StoreError
-from openclaw_rl.store import leases, policies
+from openclaw_rl.store import leases
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.lineage import policies
 
 KILLED = """
 import os, signal, sys

@@ -13,8 +13,9 @@ from sqlalchemy import Connection
 from tests.store.world import close, judged, policy, serve, verdict
 
 from openclaw_rl.errors import IdentityMismatch, StaleLease, StoreError
-from openclaw_rl.store import events, leases, policies, training_queue, turns
+from openclaw_rl.store import events, leases, turns
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.lineage import policies, training_queue
 from openclaw_rl.types import FinishReason, Lease, Policy, PolicyState, Use
 
 TTL = 30.0
@@ -221,7 +222,7 @@ def test_what_may_not_train_is_not_claimed(conn: Connection) -> None:
         judged(conn, id_)
     serve(conn, "served")
     close(conn, "reopened", "No!")
-    turns.mark_untrainable(conn, "stale", "too stale")
+    turns.mark_untrainable(conn, {"stale": "too stale"})
     conn.exec_driver_sql("UPDATE turns SET kind = 'side' WHERE id = 'side'")
     assert claimed(conn) == []
 
@@ -235,7 +236,7 @@ def test_a_turn_is_replayed_once(conn: Connection) -> None:
     assert (claimed(conn, 1, max_uses=2), replayed(conn, 1)) == (["c"], ["a", "b"])
     assert replayed(conn, 1, max_uses=1) == []
     policies.publish(conn, lease, policy(2, 1), uses_of(conn, 2, "c", "b"), 102.0)
-    assert [(u.turn, u.number) for u in policies.uses_of_version(conn, 2)] == [("b", 2), ("c", 1)]
+    assert [(u.turn, u.number) for u in policies.uses_of_version(conn, 2)] == [("c", 1), ("b", 2)]
     assert (claimed(conn, 2, max_uses=2), replayed(conn, 2)) == ([], ["a", "c"])
 
 

@@ -20,8 +20,9 @@ from sqlalchemy.exc import IntegrityError
 from tests.store.world import reply, request, serve
 
 from openclaw_rl.errors import StoreError
-from openclaw_rl.store import bootstrap, events, exchanges, heartbeats, leases, policies, schema, training_queue, turns
+from openclaw_rl.store import bootstrap, events, exchanges, heartbeats, leases, schema, turns
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.lineage import policies, training_queue
 from openclaw_rl.store.migrations import MIGRATIONS, run_script
 from openclaw_rl.types import TurnState
 

@@ -160,8 +160,8 @@ def test_overdue_and_open_turns(conn: Connection) -> None:
 
 def test_untrainable_keeps_the_first_reason(conn: Connection) -> None:
     judged(conn, "a")
-    turns.mark_untrainable(conn, "a", "too stale")
-    turns.mark_untrainable(conn, "a", "again")
+    turns.mark_untrainable(conn, {"a": "too stale"})
+    turns.mark_untrainable(conn, {"a": "again"})
     turn = turns.get(conn, "a")
     assert turn is not None
     assert turn.untrainable == "too stale"

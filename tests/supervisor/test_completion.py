@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from openclaw_rl.settings.load import Config
-from openclaw_rl.store import exchanges, heartbeats, leases, policies, reactions, turns
+from openclaw_rl.store import exchanges, heartbeats, leases, reactions, turns
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.lineage import policies
 from openclaw_rl.supervisor.completion import IDLE_CHECKS, CompletionChecker, ends_by_itself
 from openclaw_rl.train.lease_keeper import TRAINER_LEASE
-from openclaw_rl.train.orchestrator import WAITING_PREFIX
+from openclaw_rl.train.tracking import WAITING_PREFIX
 from openclaw_rl.types import (
     ExchangeStatus,
     FinishReason,

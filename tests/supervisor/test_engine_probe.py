@@ -50,6 +50,7 @@ async def reply_until_error(client: EngineClient) -> str:
         return str(error)
 
 
+@pytest.mark.system
 def test_a_hung_engine_is_restarted_and_its_replies_end_with_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -94,6 +94,7 @@ def has_beaten(store: Store, pid: int | None, since: float) -> bool:
         return any(b.name == "collect" and b.pid == pid and b.at > since for b in heartbeats.read_heartbeats(conn))
 
 
+@pytest.mark.system
 def test_a_hung_worker_is_restarted_while_it_starts_and_while_it_runs(tmp_path: Path) -> None:
     """The first process is stopped before its first heartbeat, the second one after its second."""
     limits = {"run.startup_timeout": 3.0, "run.heartbeat_timeout": 3.5, "run.log_level": "error"}

@@ -36,6 +36,7 @@ from openclaw_rl.common.message_hash import EphemeralMatcher
 from openclaw_rl.engines.embedded.model import EmbeddedModel
 from openclaw_rl.engines.embedded.scheduler import EmbeddedEngine
 from openclaw_rl.errors import OpenClawError
+from openclaw_rl.gates.metric_gates import rejection_reason
 from openclaw_rl.judge import worker as judging
 from openclaw_rl.learner.model.oom import retry_on_oom
 from openclaw_rl.learner.trainer import LocalTrainer
@@ -51,7 +52,6 @@ from openclaw_rl.store.db import Store
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_config
 from openclaw_rl.supervisor.supervisor import Supervisor, prepare_home
 from openclaw_rl.testing import ScriptedJudge, ScriptedTrainer
-from openclaw_rl.train.gate import rejection_reason
 from openclaw_rl.train.orchestrator import TrainLoop
 from openclaw_rl.train.sample_builder import SampleBuilder
 from openclaw_rl.train.tracking import MetricsTracker

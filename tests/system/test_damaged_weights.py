@@ -9,8 +9,8 @@ from tests.system.test_parked import readiness, talk, wait_for
 from tests.system.test_words import run
 
 from openclaw_rl.settings.load import Config
-from openclaw_rl.store import policies
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.lineage import policies
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, post_json, scratch_config
 from openclaw_rl.types import Policy, PolicyState
 

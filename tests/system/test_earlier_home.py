@@ -12,8 +12,8 @@ from tests.system.test_words import run
 
 from openclaw_rl.common.sockets import free_port
 from openclaw_rl.settings.load import load
-from openclaw_rl.store import policies
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.lineage import policies
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, post_json
 
 ARCHIVE = Path(__file__).with_name("home_0_1.tar.xz")

@@ -15,9 +15,13 @@ from typing import Any
 
 from aiohttp import web
 from tests.judge.endpoint import Answer, completion, serving, vote
+from tests.system.test_damaged_weights import rows, teach, trained_turns
+from tests.system.test_parked import readiness, wait_for
 
 from openclaw_rl.common.sockets import free_port
-from openclaw_rl.settings.load import foreign_environment
+from openclaw_rl.settings.load import Config, foreign_environment
+from openclaw_rl.store.db import Store
+from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_config
 
 Outcome = tuple[int, str, str]  # exit code, stdout, stderr
 
@@ -129,3 +133,33 @@ def test_a_judge_of_reactions_is_named_as_unsuitable() -> None:
     assert status == 1
     assert "note: judge.kind is classifier, which scores reactions" in err
     assert "expected some of conversation, coding, tool-use" in err
+
+
+def turn_reasons(config: Config) -> list[str | None]:
+    with Store.open(config.store_path, create=False) as store, store.read() as conn:
+        return [row[0] for row in conn.exec_driver_sql("SELECT reason FROM turns ORDER BY rowid").all()]
+
+
+def test_versions_of_a_home_are_compared_whether_or_not_a_system_runs(tmp_path: Path) -> None:
+    config = scratch_config(tmp_path / "home", {"train.method": "binary", "train.batch.min_turns": 1})
+    flags = ["--home", config.home, "--tasks", "conversation,personal", "--num", "2", "--seeds", "2"]
+    compared = [*flags, "--policy", "head", "--against", "base"]
+    with SubprocessSystem(config) as system:
+        teach(system, 1)
+        wait_for(lambda: readiness(system)["version"] == 1)
+        used, turns = trained_turns(config), len(turn_reasons(config))
+        running = asyncio.run(evaluate(*compared, "--report", str(tmp_path / "report")))
+        wait_for(lambda: turn_reasons(config)[turns:].count(None) == 0)
+        assert len(turn_reasons(config)) > turns + 2 * 2 * 2 * 4 - 1
+        assert {"side traffic" in str(reason) for reason in turn_reasons(config)[turns:]} == {True}
+        assert trained_turns(config) == used
+    started = asyncio.run(evaluate(*compared, "--json"))
+    assert (running[0], started[0]) == (0, 0), running[2] + started[2]
+    assert "| personal:student | 2 |" in running[1]
+    content = json.loads(started[1])
+    assert (content["policy"], content["against"]) == ("openclaw@1", "openclaw@0")
+    assert content["differences"] == json.loads((tmp_path / "report" / "comparison.json").read_text())["differences"]
+    assert max(rows(config)) == 1, "the evaluation published nothing"
+    status, _, err = asyncio.run(evaluate(*flags, "--policy", "7"))
+    assert status == 1
+    assert "version 7 does not exist; the newest is 1" in err

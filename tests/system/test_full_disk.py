@@ -20,8 +20,9 @@ from tests.small_disk import fill, free, mount_small_disk
 from tests.system.test_words import run
 
 from openclaw_rl.errors import DiskFull
-from openclaw_rl.store import events, exchanges, heartbeats, policies
+from openclaw_rl.store import events, exchanges, heartbeats
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.lineage import policies
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, post_json, scratch_config
 from openclaw_rl.types import ExchangeStatus
 

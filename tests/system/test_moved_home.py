@@ -12,8 +12,8 @@ import pytest
 from tests.system.test_words import run
 
 from openclaw_rl.common.policy_digest import digest_of_folder
-from openclaw_rl.store import policies
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.lineage import policies
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, post_json, scratch_config
 from openclaw_rl.types import Policy
 

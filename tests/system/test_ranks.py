@@ -13,8 +13,8 @@ from benchmarks.faults.client_log import ClientLog
 from benchmarks.faults.clients import crowd
 from benchmarks.faults.live_system import read_pid
 
-from openclaw_rl.store import policies
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.lineage import policies
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_config
 
 WITHIN = 240.0  # seconds; a quiet machine needs a tenth

@@ -16,8 +16,9 @@ from sqlalchemy import select
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from openclaw_rl.render.model_folder import ModelFiles
-from openclaw_rl.store import exchanges, policies, turns
+from openclaw_rl.store import exchanges, turns
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.lineage import policies
 from openclaw_rl.store.schema import exchanges as exchange_table
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_config
 from openclaw_rl.types import Exchange, ExchangeStatus, Policy
@@ -117,19 +118,26 @@ def test_joined_deltas_equal_the_stored_text_and_the_decoded_tokens(
             assert ledger.finished[exchange.request.id] == said
 
 
-def test_the_next_prompt_starts_with_the_stored_prompt_and_response(
+def test_the_next_prompt_has_the_stored_response_token_for_token(
     served: tuple[SubprocessSystem, ClientLog, Store],
 ) -> None:
+    """After a prompt with lessons, the history is as the client sent it; the response stays as it was sampled."""
     _, _, store = served
     by_id = {e.request.id: e for e in all_done(store)}
-    checked = 0
+    continued = with_lessons = 0
     with store.read() as conn:
         for exchange in by_id.values():
             turn = turns.get(conn, exchange.request.id)
             parent = by_id.get(turn.parent) if turn and turn.parent else None
             if parent is None or parent.reply is None:
                 continue
-            stored = np.concatenate([parent.request.prompt_ids, parent.reply.response_ids])
-            np.testing.assert_array_equal(exchange.request.prompt_ids[: len(stored)], stored)
-            checked += 1
-    assert checked > 20
+            prompt, response = exchange.request.prompt_ids, parent.reply.response_ids
+            if parent.request.lessons:
+                assert response.tobytes() in prompt.tobytes()
+                with_lessons += 1
+            else:
+                stored = np.concatenate([parent.request.prompt_ids, response])
+                np.testing.assert_array_equal(prompt[: len(stored)], stored)
+                continued += 1
+    assert continued > 0
+    assert continued + with_lessons > 20

@@ -24,16 +24,17 @@ from openclaw_rl.collect.worker import Collector
 from openclaw_rl.common import message_hash
 from openclaw_rl.common.logging_metrics import setup_logging
 from openclaw_rl.errors import OpenClawError
+from openclaw_rl.gates.metric_gates import rejection_reason
 from openclaw_rl.judge.voting import majority_score
 from openclaw_rl.learner.model.oom import retry_on_oom
 from openclaw_rl.settings.load import Config, TrackConfig, from_flat, load_all
 from openclaw_rl.status import diagnose
 from openclaw_rl.status.diagnose import Diagnosis
 from openclaw_rl.status.health import LOG_WINDOW
-from openclaw_rl.store import exchanges, heartbeats, policies, turns
+from openclaw_rl.store import exchanges, heartbeats, turns
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.lineage import policies
 from openclaw_rl.supervisor.supervisor import Supervisor, prepare_home
-from openclaw_rl.train.gate import rejection_reason
 from openclaw_rl.train.tracking import MetricsTracker
 from openclaw_rl.types import Policy, PolicyState, Vote
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from openclaw_rl.store import policies
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.lineage import policies
 
 REWARD_PLUGIN = str(Path(__file__).parents[2] / "examples" / "plugins" / "custom_rm.py")
 
@@ -105,12 +105,12 @@ def test_a_folder_that_cannot_be_used_is_said_before_anything_starts(
 def test_a_refused_variable_stops_only_what_starts_a_system(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
-    monkeypatch.setenv("MAX_STEPS", "20")
+    monkeypatch.setenv("MAX_GUI_STEPS", "20")
     monkeypatch.setenv("OPENCLAW_API_KEY", "sk-mine")
     with Store.open(tmp_path / "store.db") as store, store.write() as conn:
         policies.ensure_root(conn, base="b", identity="i", at=1.0)
     done = run(*command.split(), "--home", str(tmp_path))
-    assert ("MAX_STEPS is refused" in done.stderr) == (command == "up")
+    assert ("MAX_GUI_STEPS is refused" in done.stderr) == (command == "up")
     assert (done.returncode == 0) == (command not in ("up", "rollback 0")), "there is nothing to roll back"
 
 

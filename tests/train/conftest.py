@@ -16,8 +16,9 @@ from openclaw_rl.methods.registry import make_method
 from openclaw_rl.render.model_folder import ModelFiles, compute_identity
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.settings.load import STARTER, train_settings
-from openclaw_rl.store import exchanges, policies, reactions, turns
+from openclaw_rl.store import exchanges, reactions, turns
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.lineage import policies
 from openclaw_rl.train.sample_builder import SampleBuilder
 from openclaw_rl.types import (
     Exchange,

@@ -13,8 +13,9 @@ import pytest
 from openclaw_rl.errors import ModelError
 from openclaw_rl.methods.types import Sample, StepResult
 from openclaw_rl.settings.load import TrackConfig, TrainConfig, train_settings
-from openclaw_rl.store import policies, turns
+from openclaw_rl.store import turns
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.lineage import policies
 from openclaw_rl.testing import ScriptedTrainer
 from openclaw_rl.train.orchestrator import TrainLoop
 from openclaw_rl.train.sample_builder import SampleBuilder
@@ -105,10 +106,10 @@ def test_what_is_left_out_before_a_version_counts_once(store: Store, loop: Train
     assert loop.run_once(), "one leaves, three wait"
     assert not loop.run_once()
     fill(store, 1)
-    assert isinstance(loop._trainer, Picky)
-    loop._trainer.silent = True
+    assert isinstance(loop._trainer._trainer, Picky)
+    loop._trainer._trainer.silent = True
     assert loop.run_once()
-    loop._trainer.silent = False
+    loop._trainer._trainer.silent = False
     fill(store, 4)
     assert loop.run_once()
     metrics = head_metrics(store)
@@ -158,7 +159,7 @@ def test_versions_beside_the_line_make_nothing_stale(
     with store.write() as conn:
         policies.roll_back(conn, to=0, reason="a person said so", at=time.time())
         for turn in undone:
-            turns.mark_untrainable(conn, turn, "taken back")
+            turns.mark_untrainable(conn, {turn: "taken back"})
     for version, parent in ((4, 0), (5, 4)):
         fill(store, 4)
         assert loop.run_once()
@@ -205,7 +206,7 @@ def test_batches_without_a_step_leave_a_line(store: Store, builder: SampleBuilde
     def broken(samples: Sequence[Sample]) -> None:
         raise ModelError("no such layer")
 
-    loop._trainer = ScriptedTrainer(broken)
+    loop._trainer._trainer = ScriptedTrainer(broken)
     assert loop.run_once()
     first, second, third, fourth = lines(tmp_path)
     assert first["reasons"] == dict.fromkeys(silent, "the script has nothing to say")
@@ -245,7 +246,7 @@ def test_what_is_done_over_counts_once(store: Store, loop: TrainLoop, fill: Fill
     assert loop.run_once()
     cut = {"reply": {"finish_reason": FinishReason.LENGTH}, "hints": ("Be short.",)}
     fill(store, 4, **cut)
-    trainer = loop._trainer
+    trainer = loop._trainer._trainer
     assert isinstance(trainer, Undone)
     trainer.undo = store
     assert loop.run_once()

@@ -20,8 +20,9 @@ from openclaw_rl.common.policy_digest import digest_of_folder
 from openclaw_rl.common.steady_clock import boot_seconds
 from openclaw_rl.errors import ConfigError, IdentityMismatch, ModelError
 from openclaw_rl.settings.load import Config, train_settings
-from openclaw_rl.store import events, leases, policies
+from openclaw_rl.store import events, leases
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.lineage import policies
 from openclaw_rl.supervisor.completion import save_last_checkpoint
 from openclaw_rl.testing import ScriptedTrainer
 from openclaw_rl.train import checkpoints, resume
@@ -157,7 +158,7 @@ import itertools, sys
 from dataclasses import replace
 from pathlib import Path
 from openclaw_rl.settings.load import Config, train_settings
-from openclaw_rl.store import policies
+from openclaw_rl.store.lineage import policies
 from openclaw_rl.store.db import Store
 from openclaw_rl.train.checkpoints import CheckpointWriter
 

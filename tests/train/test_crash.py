@@ -13,8 +13,8 @@ from pathlib import Path
 
 from openclaw_rl.common.steady_clock import boot_seconds
 from openclaw_rl.settings.load import train_settings
-from openclaw_rl.store import policies, training_queue
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.lineage import policies, training_queue
 from openclaw_rl.testing import ScriptedTrainer
 from openclaw_rl.train.orchestrator import TrainLoop
 from openclaw_rl.train.sample_builder import SampleBuilder

@@ -14,8 +14,9 @@ from tests.train.state_trainer import StateTrainer
 from openclaw_rl.errors import ModelError, OpenClawError
 from openclaw_rl.settings.load import from_flat, train_settings
 from openclaw_rl.status.diagnose import find_diagnoses
-from openclaw_rl.store import policies
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.lineage import policies
+from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME
 from openclaw_rl.train.orchestrator import TrainLoop
 from openclaw_rl.train.rollback import check_policy_files, plan_rollback
 from openclaw_rl.train.sample_builder import SampleBuilder
@@ -175,7 +176,7 @@ def test_damage_found_by_a_rollback_is_recorded(start: Start, store: Store, fill
     learn(loop, store, fill, 3)
     truncate(file_of(store, 1, "adapter_config.json"))
     with pytest.raises(OpenClawError, match=r"version 1 cannot be served: adapter_config\.json .*back to: 2, 0$"):
-        check_policy_files(store, 1)
+        check_policy_files(store, DEFAULT_NAME, 1)
     assert policy_of(store, 1).damage is not None
     assert policy_of(store).version == 3
 

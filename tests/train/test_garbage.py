@@ -15,11 +15,12 @@ import torch
 from benchmarks.garbage import BEGIN, END, PAGE, RATE, STEPS, STREAMS, run, turns
 from tests.learner.conftest import save_tiny
 
+from openclaw_rl.gates.metric_gates import rejection_reason
 from openclaw_rl.learner.trainer import LocalTrainer
 from openclaw_rl.methods.registry import make_method
-from openclaw_rl.methods.types import EpisodeStep, Sample
+from openclaw_rl.methods.types import Sample
 from openclaw_rl.settings.load import train_settings
-from openclaw_rl.train.gate import rejection_reason
+from openclaw_rl.types import EpisodeStep
 
 WHOLE = "repeated tokens, always praised"
 """This stream, which goes furthest without the bounds, runs for as long as in the benchmark; the others for ten steps.
@@ -71,7 +72,7 @@ def garbage(trainer: LocalTrainer, rng: np.random.Generator) -> dict[str, list[S
         return turns(trainer, rng, lambda rng: reward, junk=False, off=off)
 
     alike = [
-        replace(s, reward=None, episode=EpisodeStep(group=f"{n // 4}", episode=f"{n}", step=0, outcome=1.0))
+        replace(s, reward=None, episode=EpisodeStep(group="g", episode=f"{n}", step=0, reward=1.0, rewards=(1.0,) * 4))
         for n, s in enumerate(made(None, 0.0))
     ]
     return {

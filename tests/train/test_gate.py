@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from openclaw_rl.gates import metric_gates as gate
+from openclaw_rl.gates.metric_gates import rejection_reason
 from openclaw_rl.settings.load import train_settings
-from openclaw_rl.store import policies
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.lineage import policies
 from openclaw_rl.testing import ScriptedTrainer
-from openclaw_rl.train import gate
-from openclaw_rl.train.gate import rejection_reason
 from openclaw_rl.train.orchestrator import TrainLoop
 from openclaw_rl.train.sample_builder import SampleBuilder
 from openclaw_rl.types import PolicyState

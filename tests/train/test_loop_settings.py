@@ -17,8 +17,9 @@ from openclaw_rl.methods.registry import make_method
 from openclaw_rl.methods.types import Sample, StepResult
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.settings.load import train_settings
-from openclaw_rl.store import leases, policies
+from openclaw_rl.store import leases
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.lineage import policies
 from openclaw_rl.testing import ScriptedTrainer
 from openclaw_rl.train.lease_keeper import TRAINER_LEASE
 from openclaw_rl.train.orchestrator import TrainLoop

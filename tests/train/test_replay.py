@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from openclaw_rl.methods.types import Sample, StepResult
 from openclaw_rl.settings.load import train_settings
-from openclaw_rl.store import policies, turns
+from openclaw_rl.store import turns
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.lineage import policies
 from openclaw_rl.testing import ScriptedTrainer
 from openclaw_rl.train.orchestrator import TrainLoop
 from openclaw_rl.train.replay import replay_limit

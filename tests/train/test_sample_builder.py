@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openclaw_rl.methods.registry import make_method
-from openclaw_rl.methods.types import Sample
+from openclaw_rl.methods.types import BatchLogprobs, Sample
 from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.settings.load import train_settings
@@ -40,6 +40,23 @@ def test_a_sample_is_what_was_sampled(builder: SampleBuilder, judged: Judged, he
     np.testing.assert_array_equal(sample.prompt_ids, item.exchange.request.prompt_ids)
     np.testing.assert_array_equal(sample.response_ids, item.exchange.reply.response_ids)
     np.testing.assert_array_equal(sample.logprobs, item.exchange.reply.logprobs)
+
+
+def test_the_weight_of_the_verdict_scales_the_advantage(builder: SampleBuilder, judged: Judged, head: Policy) -> None:
+    items = [judged(score=-1), judged(score=-1)]
+    items[1] = replace(items[1], verdict=replace(items[1].verdict, weight=0.25))
+    samples = [made(builder, item, head) for item in items]
+    assert all(isinstance(sample, Sample) for sample in samples)
+    memory = {"baseline": {"all": [0.5, 10], "agents": {}}}
+    whole, part = (
+        make_method(train_settings({"method": "binary"})).loss_terms(
+            BatchLogprobs(samples=[s], student_logprobs=[s.logprobs], teacher_logprobs=[()]), memory
+        )[0]
+        for s in samples
+        if isinstance(s, Sample)
+    )
+    assert set(whole.advantages[0]) == {-1.5}
+    assert set(part.advantages[0]) == {-0.375}
 
 
 def test_the_version_is_that_of_the_tokens(builder: SampleBuilder, judged: Judged, head: Policy) -> None:
@@ -172,3 +189,68 @@ def test_a_hinted_prompt_has_the_variables_of_the_plain_one(
     words = toned.tokenizer.backend.decode(sample.hinted_prompts[0].tolist(), skip_special_tokens=False)
     assert words.startswith("Sing. ")
     assert "[Hint: Be short.]" in words
+
+
+def with_lesson(judged: Judged, renderer: Renderer, **changes: Any) -> JudgedTurn:
+    """A turn that was sampled with a lesson in its prompt; the stored messages are without it."""
+    told = [{"role": "user", "content": "Where is the Louvre?\n\n[Hint: Keep answers short. Be kind.]"}]
+    lessons = {"aa": "Keep answers short.", "bb": "Be kind."}
+    return judged(request={"lessons": lessons, "prompt_ids": renderer.render(told).prompt_ids}, **changes)
+
+
+def all_of(builder: SampleBuilder, item: JudgedTurn, head: Policy) -> list[Sample]:
+    return builder.build_batch([item], head, range(head.version - 65, head.version + 1)).samples
+
+
+def test_a_turn_with_a_lesson_trains_the_prompt_as_sampled_by_its_score_and_the_plain_one_by_its_hint(
+    builder: SampleBuilder, judged: Judged, head: Policy, renderer: Renderer
+) -> None:
+    item = with_lesson(judged, renderer, score=-1, hints=("Use a formal tone.",))
+    scored, plain = all_of(builder, item, head)
+    np.testing.assert_array_equal(scored.prompt_ids, item.exchange.request.prompt_ids)
+    assert (scored.reward, scored.hinted_prompts, scored.on_policy, scored.from_teacher) == (-1.0, (), True, False)
+    messages = item.exchange.request.messages
+    np.testing.assert_array_equal(plain.prompt_ids, renderer.render(messages).prompt_ids)
+    hinted = [{"role": "user", "content": "Where is the Louvre?\n\n[Hint: Use a formal tone.]"}]
+    np.testing.assert_array_equal(plain.hinted_prompts[0], renderer.render(hinted).prompt_ids)
+    assert (plain.reward, plain.on_policy, plain.from_teacher) == (None, False, True)
+    assert [len(all_of(only(method, builder), item, head)) for method in ("binary", "opd", "sdft")] == [1, 1, 1]
+
+
+def test_a_reply_that_was_liked_teaches_the_plain_prompt_the_lessons_it_was_sampled_with(
+    builder: SampleBuilder, judged: Judged, head: Policy, renderer: Renderer
+) -> None:
+    item = with_lesson(judged, renderer, score=1)
+    scored, plain = all_of(builder, item, head)
+    assert scored.reward == 1.0
+    np.testing.assert_array_equal(plain.hinted_prompts[0], item.exchange.request.prompt_ids)
+    np.testing.assert_array_equal(plain.prompt_ids, renderer.render(item.exchange.request.messages).prompt_ids)
+    (alone,) = all_of(only("binary", builder), item, head)
+    np.testing.assert_array_equal(alone.prompt_ids, item.exchange.request.prompt_ids)
+
+
+def test_a_history_in_tokens_of_its_own_is_kept_when_a_lesson_is_taken_out(
+    builder: SampleBuilder, judged: Judged, head: Policy, renderer: Renderer
+) -> None:
+    messages = [
+        {"role": "user", "content": "Where is the Louvre?"},
+        {"role": "assistant", "content": "Paris."},
+        {"role": "user", "content": "And the Prado?"},
+    ]
+    told = [*messages[:2], {"role": "user", "content": "And the Prado?\n\n[Hint: Keep answers short.]"}]
+    split = renderer.tokenizer.encode("Par").tolist() + renderer.tokenizer.encode("is.").tolist()
+    whole = renderer.tokenizer.encode("Paris.").tolist()
+    assert split != whole
+
+    def with_split(conversation: list[dict[str, str]]) -> list[int]:
+        ids = renderer.render(conversation).prompt_ids.tolist()
+        at = next(i for i in range(len(ids)) if ids[i : i + len(whole)] == whole)
+        return [*ids[:at], *split, *ids[at + len(whole) :]]
+
+    request = {
+        "messages": messages,
+        "prompt_ids": np.array(with_split(told), np.int32),
+        "lessons": {"a": "Keep answers short."},
+    }
+    plain = all_of(only("opd", builder), judged(score=1, hints=("x",), request=request), head)[0]
+    assert plain.prompt_ids.tolist() == with_split(messages)

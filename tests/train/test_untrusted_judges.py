@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from tests.train.test_worker import Fill, MakeLoop, clock, make_loop, uses_of  # noqa: F401  two are fixtures
 
-from openclaw_rl.store import exchanges, policies, reactions, turns, version_stats
+from openclaw_rl.store import exchanges, reactions, turns
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.lineage import policies, version_stats
 from openclaw_rl.testing import ScriptedTrainer
 from openclaw_rl.types import Feedback
 

@@ -17,8 +17,9 @@ from openclaw_rl.common.policy_digest import OPTIMIZER_FILE
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.settings.load import train_settings
 from openclaw_rl.settings.schema_train import TrainCheckpointConfig
-from openclaw_rl.store import events, policies
+from openclaw_rl.store import events
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.lineage import policies
 from openclaw_rl.train import version_thinning
 from openclaw_rl.train.orchestrator import TrainLoop
 from openclaw_rl.train.policy_folders import META_FILE

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,8 +18,9 @@ import pytest
 from openclaw_rl.errors import IdentityMismatch
 from openclaw_rl.methods.types import Sample
 from openclaw_rl.settings.load import Config, ModelConfig, train_settings
-from openclaw_rl.store import events, heartbeats, leases, policies, training_queue, turns
+from openclaw_rl.store import events, heartbeats, leases, turns
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.lineage import policies, training_queue
 from openclaw_rl.testing import ScriptedTrainer
 from openclaw_rl.train.lease_keeper import TRAINER_LEASE
 from openclaw_rl.train.orchestrator import TrainLoop
@@ -408,3 +412,23 @@ def test_a_heartbeat_from_the_future_is_not_alive() -> None:
     assert beat.is_alive(1001.0)
     assert not beat.is_alive(1000.0 + 3 * 3600)
     assert not beat.is_alive(1000.0 - 3 * 3600)
+
+
+def test_a_trainer_gives_way_once_it_has_loaded(tmp_path: Path) -> None:
+    """At the lower priority a load takes half a minute on busy cores. All threads are lowered, also torch's own."""
+    code = (
+        "import os, threading\n"
+        "from openclaw_rl.common.worker_loop import lower_priority\n"
+        "lower_priority(3)\n"
+        "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+        "def values():\n"
+        "    return sorted(os.getpriority(os.PRIO_PROCESS, int(t)) for t in os.listdir('/proc/self/task'))\n"
+        "print(values())\n"
+        "lower_priority(10)\n"
+        "lower_priority(5)\n"
+        "print(values(), os.sched_getscheduler(0) == os.SCHED_BATCH)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    if before < 3 and sys.platform == "linux":
+        assert done.stdout == "[3, 3]\n[10, 10] True\n"

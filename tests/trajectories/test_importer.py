@@ -18,7 +18,8 @@ from openclaw_rl.render.model_folder import ModelFiles, compute_identity
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.settings.load import STARTER, ModelConfig, TrainConfig, train_settings
 from openclaw_rl.status.reasons import merge_reasons
-from openclaw_rl.store import exchanges, imported_turns, policies, training_queue, turns
+from openclaw_rl.store import exchanges, imported_turns, turns
+from openclaw_rl.store.lineage import policies, training_queue
 from openclaw_rl.train.sample_builder import SampleBuilder
 from openclaw_rl.trajectories.files import read_entries
 from openclaw_rl.trajectories.importer import BUILT_SHARE, SCORED_SHARE, TrajectoryImporter, score_unscored

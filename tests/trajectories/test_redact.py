@@ -205,7 +205,7 @@ def sent(home: Home, to: Path, **more: Any) -> str:
 def test_an_export_gives_nothing_away_and_can_be_imported(tmp_path: Path, home: Home) -> None:
     home.bring(put(tmp_path / "in.jsonl", TALK, {"session_id": "plain", "turns": [main("Hi", "Yo")]}), score=True)
     text = sent(home, tmp_path / "out.jsonl")
-    for word in ("alice", "10.1.2.3", "555"):
+    for word in ("alice", "10.1.2.3", "555 0100"):
         assert word not in text
     marked, plain = (json.loads(line) for line in text.splitlines())
     if marked["session_id"] == "plain":
@@ -267,3 +267,11 @@ def test_tokens_of_a_reply_that_broke_off_may_hold_more_than_its_words(status: s
     assert (
         "prompt_ids" in TrajectoryRedactor(b"k" * 32).redact_turn(turn | {"prompt_ids": [1], "response_ids": [2]})
     ) == kept
+
+
+def test_tokens_of_a_prompt_with_a_lesson_hold_more_than_its_messages() -> None:
+    said = {"messages": [{"role": "user", "content": "hi"}], "message": {"role": "assistant", "content": "ok"}}
+    turn = said | {"prompt_ids": [1], "response_ids": [2], "lessons": {"0badcafe": "Sign as ann@mail.org."}}
+    clean = TrajectoryRedactor(b"k" * 32).redact_turn(turn)
+    assert "ann@mail.org" not in str(clean)
+    assert "prompt_ids" not in clean

@@ -103,5 +103,5 @@ def test_only_what_is_asked_for_is_exported(tmp_path: Path, home: Home) -> None:
 
 def test_times_are_read() -> None:
     assert parse_since("2d", 200000.0) == 200000.0 - 2 * 86400
-    with pytest.raises(OpenClawError, match="expected 12h, 7d, 2w, or a date"):
+    with pytest.raises(OpenClawError, match="expected 30m, 12h, 7d, 2w, or a date"):
         parse_since("yesterday", 0.0)

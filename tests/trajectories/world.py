@@ -19,8 +19,9 @@ from openclaw_rl.common.message_hash import EphemeralMatcher
 from openclaw_rl.render.model_folder import ModelFiles, compute_identity
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.settings.load import STARTER, Config, from_flat
-from openclaw_rl.store import exchanges, policies, reactions, sessions, turn_states, turns
+from openclaw_rl.store import exchanges, reactions, sessions, turn_states, turns
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.lineage import policies
 from openclaw_rl.store.turn_states import DropReason
 from openclaw_rl.trajectories import files as reading
 from openclaw_rl.trajectories import importer
@@ -194,6 +195,7 @@ def _serve(conn: Connection, id_: str, plot: Plot, history: list[dict[str, Any]]
         messages=messages,
         tools=[{"type": "function", "function": {"name": "look", "parameters": {}}}] if plot.fate == "tools" else [],
         template={"enable_thinking": False} if plot.masked else {},
+        lessons={"0badcafe": "Keep it short."} if plot.masked else {},
         marks=marks,
         sampling=plot.sampling,
         prompt_ids=RENDERER.render([m | {"content": _tokenisable(m["content"])} for m in messages]).prompt_ids,
@@ -273,6 +275,7 @@ def happened(conn: Connection, id_: str, plot: Plot, session: str, parent: str |
             votes=votes,
             hints=plot.hints,
             explicit=plot.fate == "liked",
+            weight=0.5,
             reason="said so",
             at=13.5,
         )

@@ -1,6 +1,6 @@
 """`openclaw-rl chat`: chat with the model in the terminal and watch it learn from the conversation.
 
-The chat is an HTTP client of the gateway. It reads verdicts and new versions from the event log in the store.
+The chat is an HTTP client of the gateway. It reads verdicts, lessons and new versions from the event log in the store.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ from openclaw_rl.common.gateway_address import running_address
 from openclaw_rl.common.terminal import TerminalConsole
 from openclaw_rl.errors import OpenClawError, StoreError
 from openclaw_rl.settings.load import Config
-from openclaw_rl.store import events, turns
+from openclaw_rl.store import events, exchanges, turns
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.lessons import lessons
+from openclaw_rl.store.lineage import policies
+from openclaw_rl.store.lineage.policy_names import policy_name
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, is_ready
 from openclaw_rl.supervisor.supervisor import is_home_locked, prepare_home, read_key
 from openclaw_rl.types import Event
@@ -34,7 +37,14 @@ _HELP_TEXT = """Your next message is the feedback. Commands:
   /new                 start a new conversation
   /help, /quit         show this help; quit"""
 _HTTP_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=600)  # seconds; long, for slow models
-_SHOWN_KINDS = ("turn.judged", "policy.live", "policy.rejected", "policy.rolled_back")
+_SHOWN_KINDS = (
+    "turn.judged",
+    "lesson.made",
+    "lesson.learned",
+    "policy.live",
+    "policy.rejected",
+    "policy.rolled_back",
+)
 
 
 @dataclass(slots=True)
@@ -86,6 +96,7 @@ class _ChatSession:
         self._conversation = ChatConversation()
         self._headers = {"Authorization": f"Bearer {read_key(config)}"}
         self._store = Store.open(config.store_path, create=False)
+        self._printing = asyncio.Lock()  # held during a reply, so that no event is printed into it
 
     async def run(self) -> None:
         async with aiohttp.ClientSession(headers=self._headers, timeout=_HTTP_TIMEOUT) as self._http:
@@ -109,7 +120,8 @@ class _ChatSession:
         elif command.startswith("/"):
             self._console.print(f"  {command}: unknown command. {_HELP_TEXT}")
         else:
-            await self._send_message(line)
+            async with self._printing:
+                await self._send_message(line)
 
     async def _send_message(self, text: str) -> None:
         messages = [*self._conversation.messages, {"role": "user", "content": text}]
@@ -158,7 +170,7 @@ class _ChatSession:
                 self._console.print(Text.assemble(("  feedback not accepted:", "red"), refusal))
 
     async def _watch_events(self) -> None:
-        """Follow the event log, and print verdicts on this conversation's turns and every new version."""
+        """Follow the event log: print verdicts and lessons of this conversation's turns, and versions of its policy."""
         with self._store.read() as conn:
             seen = events.last_seq(conn)
         while True:
@@ -167,7 +179,8 @@ class _ChatSession:
                 for event in await asyncio.to_thread(self._new_events, seen):
                     seen = event.seq
                     if line := await asyncio.to_thread(self._event_line, event):
-                        self._console.print(Text(f"      · {line}", style="dim italic"))
+                        async with self._printing:
+                            self._console.print(Text(f"      · {line}", style="dim italic"))
             except StoreError as error:
                 self._console.print(Text(f"      · the event log cannot be read: {error}", style="dim italic"))
                 return
@@ -183,9 +196,34 @@ class _ChatSession:
             with self._store.read() as conn:
                 verdict = turns.current_verdict(conn, event.ref)
             return None if verdict is None else _verdict_text(verdict.score, verdict.hints)
+        if event.kind.startswith("lesson."):
+            return self._lesson_line(event)
+        if not self._is_own_version(int(event.ref)):
+            return None
         if event.kind == "policy.live":
             return f"version {event.ref} is live: it learned from you"
         return f"version {event.ref} {event.kind.removeprefix('policy.').replace('_', ' ')}: {event.data.get('reason')}"
+
+    def _is_own_version(self, version: int) -> bool:
+        """Return whether a version is of the policy that answers here. Before the first reply, nobody knows which."""
+        if self._config.policy.per == "all" or self._conversation.last_id is None:
+            return True
+        with self._store.read() as conn:
+            policy, answered = policies.get(conn, version), exchanges.get(conn, self._conversation.last_id)
+        if policy is None or answered is None:
+            return True
+        asked = answered.request
+        own = policy_name(self._config.policy.per, agent=asked.agent, user=asked.user, key=asked.scope)
+        return policy.name == own
+
+    def _lesson_line(self, event: Event) -> str | None:
+        """Return the line for a lesson from this conversation, or for one that the weights follow now."""
+        is_made = event.kind == "lesson.made"
+        if is_made and event.data["turn"] not in self._conversation.reply_ids:
+            return None
+        with self._store.read() as conn:
+            lesson = lessons.get(conn, event.ref)
+        return None if lesson is None else f"{'noted' if is_made else 'learned'}: {lesson.text}"
 
 
 def _verdict_text(score: int | None, hints: tuple[str, ...]) -> str:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import click
 
+from openclaw_rl.cli.evaluate_harness import run_inspect, run_lm_eval
 from openclaw_rl.cli.load_config import load_config
-from openclaw_rl.common.printable import echo, to_printable_json
+from openclaw_rl.common.printable import echo, echo_error, to_printable_json
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.settings.cli_options import FlagCommand, settings_options
 
@@ -41,19 +42,18 @@ def run_judge_evaluation(
     labelled = load_reactions(Path(reactions) if reactions else None).in_languages(languages)
     with progress_bar() as show:
         result = evaluate_judge(config, labelled, show=show)
-    text = to_printable_json(judge_report.report_json(result), indent=2)
-    if out:
-        Path(out).write_text(text + "\n", encoding="utf-8")
-    echo(text if as_json else judge_report.report_text(result))
-    for error in result.errors:
-        echo(f"openclaw-rl: a reaction has no verdict: {error}", err=True)
-    sys.exit(1 if result.errors else 0)
+    write_report(judge_report.report_json(result), None if as_json else judge_report.report_text(result), out)
+    exit_with_errors(f"a reaction has no verdict: {error}" for error in result.errors)
 
 
 class EvaluateCommand(FlagCommand):
     """Command whose first word may name a command of its own; any other words are flags of the settings."""
 
-    subcommands: ClassVar[Mapping[str, click.Command]] = {"judge": run_judge_evaluation}
+    subcommands: ClassVar[Mapping[str, click.Command]] = {
+        "judge": run_judge_evaluation,
+        "lm-eval": run_lm_eval,
+        "inspect": run_inspect,
+    }
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
@@ -83,6 +83,22 @@ def progress_bar() -> Iterator[Callable[[str, int, int | None], None]]:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task("", total=None)
         yield lambda what, done, total: progress.update(bar, description=what, completed=done, total=total)
+
+
+def write_report(data: Mapping[str, Any], text: str | None, out: str | None) -> None:
+    """Print the text, or without one the data as JSON. `out`: a file that gets the JSON, too."""
+    raw = to_printable_json(data, indent=2)
+    if out:
+        Path(out).write_text(raw + "\n", encoding="utf-8")
+    echo(raw if text is None else text)
+
+
+def exit_with_errors(errors: Iterable[str]) -> NoReturn:
+    """Print the errors, and exit with 1 if there are any, else with 0."""
+    found = list(errors)
+    for error in found:
+        echo_error(f"openclaw-rl: {error}")
+    sys.exit(1 if found else 0)
 
 
 def prepare_file(file: Path) -> None:

@@ -15,11 +15,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from openclaw_rl import __version__
+from openclaw_rl.cli import environment_training  # noqa: F401 - it adds a command to the next
 from openclaw_rl.cli.data import data_commands
+from openclaw_rl.cli.environments import environment_commands
+from openclaw_rl.cli.inspect_commands import inspect_commands
+from openclaw_rl.cli.learned import show_learned
+from openclaw_rl.cli.lessons import lesson_commands
 from openclaw_rl.cli.load_config import home_flag, load_config, load_running_config, load_settings
+from openclaw_rl.cli.policies import policy_commands
 from openclaw_rl.cli.recipes import make_method, run_evaluation
 from openclaw_rl.cli.rollback import run_rollback
 from openclaw_rl.cli.rollout import run_rollout_function, run_self_test
+from openclaw_rl.cli.undo import run_undo
+from openclaw_rl.common.disk_space import to_disk_full
 from openclaw_rl.common.printable import echo, echo_error
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.settings.cli_options import FlagCommand, Seconds, home_options, settings_options
@@ -155,71 +163,27 @@ def status(watch: bool, as_json: bool, **options: Any) -> None:
         show_status(config, as_json=as_json)
 
 
-@cli.group()
-def inspect() -> None:
-    """Show what happened to sessions, turns and policies."""
-
-
-@inspect.command("sessions")
-@click.option(
-    "--limit", type=click.IntRange(min=1), metavar="NUMBER", default=30, show_default=True, help="Sessions at most."
-)
-@_json_option
-@home_options
-def inspect_sessions(limit: int, as_json: bool, **options: Any) -> None:
-    """List the newest sessions, one per line."""
-    from openclaw_rl.status.inspect import show_sessions
-
-    show_sessions(load_running_config(**options), limit, as_json=as_json)
-
-
-@inspect.command("session")
-@click.argument("session_id")
-@_json_option
-@home_options
-def inspect_session(session_id: str, as_json: bool, **options: Any) -> None:
-    """Show every turn of a session: request, reply, verdict, training."""
-    from openclaw_rl.status.inspect import show_session
-
-    show_session(load_running_config(**options), session_id, as_json=as_json)
-
-
-@inspect.command("turn")
-@click.argument("turn_id")
-@_json_option
-@home_options
-def inspect_turn(turn_id: str, as_json: bool, **options: Any) -> None:
-    """Show one turn. Prints its text, tokens, reaction, verdict, and the policies that were trained on it."""
-    from openclaw_rl.status.inspect import show_turn
-
-    show_turn(load_running_config(**options), turn_id, as_json=as_json)
-
-
-@inspect.command("policy")
-@click.argument("version", type=click.IntRange(min=0))
-@_json_option
-@home_options
-def inspect_policy(version: int, as_json: bool, **options: Any) -> None:
-    """Show one policy version. Prints its parent, its metrics, and the turns that it was trained on."""
-    from openclaw_rl.status.inspect import show_policy
-
-    show_policy(load_running_config(**options), version, as_json=as_json)
+cli.add_command(inspect_commands)
 
 
 @cli.command()
 @click.option("--wait", type=Seconds(), default=120.0, show_default=True, help="Limit of each check.")
 @click.option("--engine", metavar="NAME", help="Check only this engine: ids, log-probabilities, versions and others.")
 @click.option("--troubles", is_flag=True, help="Diagnose the home instead: its problems, each with its cure.")
+@click.option("--sandbox", is_flag=True, help="Check only the sandbox for a model's commands, and each of its limits.")
 @settings_options
-def doctor(wait: float, engine: str | None, troubles: bool, **options: Any) -> None:
+def doctor(wait: float, engine: str | None, troubles: bool, sandbox: bool, **options: Any) -> None:
     """Check the loop from a turn to a new served version. Uses a scratch store."""
     from openclaw_rl.doctor.pipeline import examine_engine, examine_home, examine_pipeline
+    from openclaw_rl.doctor.sandbox import examine_sandbox
 
     if engine is not None and options["backend"] not in (None, engine):
         raise click.UsageError(f"--engine is {engine} and --backend {options['backend']}. Leave --backend out.")
     config = load_config(**(options | {"backend": engine or options["backend"]}), strict=not troubles)
     if troubles:
         sys.exit(0 if examine_home(config) else 1)
+    if sandbox:
+        sys.exit(0 if examine_sandbox(config) else 1)
     if not (examine_pipeline if engine is None else examine_engine)(config, wait=wait):
         sys.exit(1)
 
@@ -300,13 +264,14 @@ def config_check(file: str) -> None:
     check_installation(config, with_required_workers(config, WORKERS))
 
 
-for _more in (data_commands, run_rollout_function, run_rollback, run_self_test, make_method, run_evaluation):
+_GROUPS = (data_commands, environment_commands, policy_commands, lesson_commands)
+_CHANGES = (run_rollback, run_undo, show_learned)
+for _more in (*_GROUPS, *_CHANGES, run_rollout_function, run_self_test, make_method, run_evaluation):
     cli.add_command(_more)
 
 
 _PATH_ERRNOS = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EROFS)
 """Errors of paths that the user gave. Any other `OSError` is a bug."""
-_FULL_DISK_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 
 
 def _show_unknown_option(error: click.NoSuchOption) -> None:
@@ -337,8 +302,9 @@ def _show_usage_error(error: click.ClickException) -> None:
 
 def _describe_error(error: Exception) -> str:
     """Describe an unexpected error in one line. The traceback of a bug is saved in a file that the line names."""
-    if isinstance(error, OSError) and error.errno in _FULL_DISK_ERRNOS:
-        return f"{error.filename or 'a file'}: the disk (or its quota) is full. Free some space, and try again"
+    if to_disk_full(error) is not None:
+        where = (error.filename if isinstance(error, OSError) else None) or "a file"
+        return f"{where}: the disk (or its quota) is full. Free some space, and try again"
     if isinstance(error, OSError) and error.errno in _PATH_ERRNOS and error.filename is not None:
         return f"{error.filename}: {error.strerror}. Expected a path that this user can use"
     reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
@@ -368,7 +334,7 @@ def main(args: Sequence[str] | None = None) -> None:
     except BrokenPipeError:  # e.g. `openclaw-rl status | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    except Exception as error:
+    except Exception as error:  # any bug: a user gets one line, and the traceback in a file
         if "worker" in (sys.argv[1:] if args is None else args)[:1]:
             raise  # the supervisor shows the reason, and the log of the worker has the traceback
         echo_error(f"openclaw-rl: {_describe_error(error)}")

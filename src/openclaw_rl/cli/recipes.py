@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import re
-import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from openclaw_rl.cli.evaluate_judge import EvaluateCommand, prepare_file, progress_bar
-from openclaw_rl.cli.load_config import load_config
+from openclaw_rl.cli.evaluate_judge import (
+    EvaluateCommand,
+    exit_with_errors,
+    prepare_file,
+    progress_bar,
+    write_report,
+)
+from openclaw_rl.cli.load_config import load_config, with_running_gateway
 from openclaw_rl.common.assets import ASSETS
-from openclaw_rl.common.printable import echo, to_printable_json
+from openclaw_rl.common.printable import echo
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.settings.cli_options import settings_options
+
+if TYPE_CHECKING:
+    from openclaw_rl.evals.task_scores import EvalResult
 
 
 @click.command("new-method")
@@ -32,51 +41,104 @@ def make_method(name: str, into: str) -> None:
 
 @click.command("evaluate", cls=EvaluateCommand, shown=("model.", "engine.", "judge."))
 @click.option(
+    "--tasks",
     "--eval-tasks",
     "names",
     default="conversation,coding,tool-use",
-    show_default=True,
     metavar="LIST",
-    help="Kinds of tasks, separated by commas.",
+    help="Kinds: conversation, coding, tool-use, personal. [default: all but personal]",
 )
+@click.option("--policy", metavar="VERSION", help="Score this version of the home: a number, head or base.")
+@click.option("--against", metavar="VERSION", help="Compare it with this version on the same tasks.")
+@click.option("--seeds", type=click.IntRange(min=1), default=1, help="Samples of each task. [default: a greedy reply]")
 @click.option("--num", type=click.IntRange(min=1), help="Maximum number of tasks of each kind. [default: all]")
 @click.option(
     "--max-tokens", type=click.IntRange(min=1), help="Token limit of every reply. [default: 256, 512 for coding]"
 )
+@click.option("--person-url", metavar="URL", help="Endpoint of a model that simulates the people of personal tasks.")
+@click.option("--person-model", metavar="NAME", help="Name of that model.")
 @click.option("--out", metavar="FILE", help="Write scores, tasks, replies and failures to this JSON file.")
+@click.option("--report", metavar="DIR", help="Write a comparison side by side to this folder: HTML, PNG and JSON.")
 @click.option("--json", "as_json", is_flag=True, help="Print the same JSON instead of the tables.")
 @settings_options
 def run_evaluation(
-    names: str, num: int | None, max_tokens: int | None, out: str | None, as_json: bool, **options: Any
+    names: str,
+    policy: str | None,
+    against: str | None,
+    person_url: str | None,
+    person_model: str | None,
+    out: str | None,
+    report: str | None,
+    as_json: bool,
+    seeds: int,
+    num: int | None,
+    max_tokens: int | None,
+    **options: Any,
 ) -> None:
     """Score a checkpoint on small held-out tasks. Starts a separate gateway on a scratch home.
+
+    With --policy and --against, score versions of the home, through its gateway. If no system runs on the home, one
+    without judge and trainer is started meanwhile. The requests are side traffic: nothing is trained on them.
 
     With an llm judge (judge.kind llm) the judge scores the conversation tasks; otherwise measurable properties of the
     replies do. The exit code is 1 if a task has no score because of an error.
 
     The coding tasks run code that the model writes: in a process with limits, but without a sandbox.
     """
-    from openclaw_rl.evals import task_report
-    from openclaw_rl.evals.task_scores import evaluate_model
+    from openclaw_rl.evals.personalisation.people import PersonEndpoint
+    from openclaw_rl.evals.task_scores import EvalPlan, evaluate_model, evaluate_versions
+    from openclaw_rl.evals.versions import comparison_report
 
+    _check_evaluation(policy, against, report, person_url, person_model)
     config = load_config(**options, strict=True)
     if out:
         prepare_file(Path(out))
+    if report:
+        comparison_report.prepare_folder(Path(report))
     if config.judge.kind in ("classifier", "plugin"):
         echo(
             f"note: judge.kind is {config.judge.kind}, which scores reactions. The tasks have none, so measurable "
             "properties score them",
             err=True,
         )
+    person = PersonEndpoint(url=person_url, model=person_model) if person_url else None
+    plan = EvalPlan(kinds=names.split(","), num=num, max_tokens=max_tokens, seeds=seeds, person=person)
     with progress_bar() as show:
-        result = evaluate_model(config, names.split(","), num=num, max_tokens=max_tokens, show=show)
-    text = to_printable_json(task_report.report_json(result), indent=2)
-    if out:
-        Path(out).write_text(text + "\n", encoding="utf-8")
-    echo(text if as_json else task_report.report_text(result))
-    for error in result.errors:
-        echo(f"openclaw-rl: a task has no score: {error}", err=True)
-    sys.exit(1 if result.errors else 0)
+        if policy is None:
+            results = [evaluate_model(config, plan, show=show)]
+        else:
+            versions = [policy, against] if against else [policy]
+            results = evaluate_versions(with_running_gateway(config), plan, versions, show=show)
+    _write_results(results, out, report, as_json=as_json)
+    exit_with_errors(f"a task has no score: {error}" for result in results for error in result.errors)
+
+
+def _write_results(results: Sequence[EvalResult], out: str | None, report: str | None, *, as_json: bool) -> None:
+    """Print and write the scores of one version, or the comparison of two."""
+    from openclaw_rl.evals import task_report
+    from openclaw_rl.evals.versions import comparison_report
+
+    if len(results) == 1:
+        data, text = task_report.report_json(results[0]), task_report.report_text(results[0])
+    else:
+        new, old = results
+        data, text = comparison_report.comparison_json(new, old), comparison_report.comparison_text(new, old)
+    write_report(data, None if as_json else text, out)
+    if report:
+        comparison_report.write_folder(Path(report), *results)
+        echo(f"Report: {Path(report) / comparison_report.PAGE}", err=True)
+
+
+def _check_evaluation(
+    policy: str | None, against: str | None, report: str | None, person_url: str | None, person_model: str | None
+) -> None:
+    """Raise `ConfigError` for options that do not go together."""
+    if against is not None and policy is None:
+        raise ConfigError("--against needs --policy: expected two versions, e.g. --policy head --against base")
+    if report is not None and against is None:
+        raise ConfigError("--report writes a comparison: expected --policy and --against. For one model, use --out")
+    if (person_url is None) != (person_model is None):
+        raise ConfigError("--person-url and --person-model go together: expected both, or neither")
 
 
 _TEMPLATE_DIR = ASSETS / "method"

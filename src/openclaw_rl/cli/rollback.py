@@ -13,11 +13,14 @@ from openclaw_rl.settings.cli_options import home_options
 
 @click.command("rollback")
 @click.argument("version", type=click.IntRange(min=0), required=False)
+@click.option("--policy", "name", metavar="NAME", help="The policy (policy.per), e.g. agent:coder. [default: default]")
 @click.option("--learn-again", is_flag=True, help="Train on the turns of the rolled-back versions again.")
 @click.option("--reason", default="rolled back by hand", show_default=True, help="Reason for `inspect policy` to show.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @home_options
-def run_rollback(version: int | None, learn_again: bool, reason: str, yes: bool, **options: Any) -> None:
+def run_rollback(
+    version: int | None, name: str | None, learn_again: bool, reason: str, yes: bool, **options: Any
+) -> None:
     """Roll back to VERSION: undo what was learned after it.
 
     The default VERSION is the one before the head. 0 is the base model, before any training.
@@ -27,18 +30,22 @@ def run_rollback(version: int | None, learn_again: bool, reason: str, yes: bool,
     model `openclaw@N` in a request still uses it.
     """
     from openclaw_rl.status.report import open_store
+    from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME, require_name
     from openclaw_rl.train.rollback import apply_rollback, check_policy_files, plan_rollback
 
     config = load_config(**options)
     with open_store(config) as store:
         with store.read() as conn:
-            agreed = plan_rollback(conn, version)
-        check_policy_files(store, agreed.to)
+            agreed = plan_rollback(conn, version, name=require_name(conn, name or DEFAULT_NAME))
+        check_policy_files(store, agreed.name, agreed.to)
         versions = ", ".join(map(str, reversed(agreed.undone_versions)))
         fate = "may be trained on again" if learn_again else "are not trained on again"
         echo(f"back to version {agreed.to}; rolled back: {versions}; {len(agreed.turns)} turns {fate}")
+        if agreed.cancelled_batches:
+            echo(f"the undo in progress is cancelled: {agreed.cancelled_batches} batches are not trained on again")
         if not yes:
             click.confirm("Continue?", abort=True)
         with store.write() as conn:
             out = apply_rollback(conn, agreed, learn_again=learn_again, reason=reason)
-    echo(f"done: {config.model.name} is version {agreed.to} again, {out} turns removed from training")
+    of = "" if agreed.name == DEFAULT_NAME else f" of {agreed.name}"
+    echo(f"done: {config.model.name}{of} is version {agreed.to} again, {out} turns removed from training")

@@ -13,7 +13,7 @@ from openclaw_rl.common.assets import ASSETS
 from openclaw_rl.common.linear_regex import LinearPattern
 
 PromptKind = Literal["user", "system", "continuation", "cleared", "summary", "acknowledgement"]
-_CACHED_TEXTS = 65_536
+_CACHED_TEXTS = 8192  # of each kind; one takes some 400 bytes
 
 
 class KnownClients:

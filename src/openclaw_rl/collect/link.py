@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from openclaw_rl.collect.episode_history import find_continued_turn
 from openclaw_rl.collect.quoted_replies import quotation_reason
 from openclaw_rl.collect.reply_match import (
     DISTINCTIVE,
@@ -64,7 +65,10 @@ def link_request(request: Request, seq: int, index: ExchangeIndex, sides: Traffi
     found = matcher.find_matches(reactions)
     known = [match.past for _, match in sorted(found.items()) if match.past is not None]
     replaced = NOT_REPLACED if known or kind is Kind.SIDE else find_replaced_history(request, index, sides)
-    parent = known[-1] if known else replaced.turn
+    continued = None
+    if request.episode is not None and (not found or found[matcher.positions[-1]].past is None):
+        continued = find_continued_turn(request, seq, index)
+    parent = continued or (known[-1] if known else replaced.turn)
     relation, relation_of = _relation_to_same_history(request, seq, index, parent)
     links = () if kind is Kind.SIDE else _find_reaction_links(request, seq, found, reactions, index)
     unlinked = replaced.unlinked_reason

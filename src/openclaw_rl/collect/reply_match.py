@@ -98,7 +98,8 @@ class ReplyMatcher:
         self._by_context = self._group_delivered(
             index.by_context(scope, {self._chain_before(at) for at in unsure}), "context_chain"
         )
-        owns = {request.marks[at].own for at in unsure if request.marks[at].distinctive}
+        in_episode = request.episode is not None  # its replies are few, and no others are searched
+        owns = {request.marks[at].own for at in unsure if request.marks[at].distinctive or in_episode}
         self._by_own = self._group_delivered(index.by_own(scope, owns), "reply_own")
         self._reply_counts = Counter(m.own for m in marks)
 

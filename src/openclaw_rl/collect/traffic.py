@@ -53,12 +53,16 @@ class TrafficClassifier:
     def _match_known(self, kind: PromptKind, text: str) -> str | None:
         return self._known[kind].match(text) if kind in self._known else None
 
-    def side_pattern_match(self, message: Message) -> str | None:
-        """Return the part of the text that makes this message look like a side call, or None."""
+    def side_pattern_match(self, message: Message, *, only_known: bool = False) -> str | None:
+        """Return the part of the text that makes this message look like a side call, or None.
+
+        `only_known`: only the whole prompts of known clients count, as the task of an episode may be about anything.
+        """
         text = _message_text(message)
-        if any(p.fullmatch(text) for p in self._client_prompt_patterns):
+        if not only_known and any(p.fullmatch(text) for p in self._client_prompt_patterns):
             return text[:_SHOWN_CHARS]
-        if found := next((part for p in self._side_patterns if (part := p.find(text))), None):
+        patterns = () if only_known else self._side_patterns
+        if found := next((part for p in patterns if (part := p.find(text))), None):
             return found[:_SHOWN_CHARS]
         known = self._match_known("system" if message.get("role") in _SYSTEM_ROLES else "user", text)
         return known[:_SHOWN_CHARS] if known is not None else None
@@ -71,7 +75,7 @@ class TrafficClassifier:
         if request.kind is not None:
             return request.kind, "the client declared it (X-Turn-Type)" if request.kind is Kind.SIDE else None
         for message in self._classified_messages(request):
-            if words := self.side_pattern_match(message):
+            if words := self.side_pattern_match(message, only_known=request.episode is not None):
                 return Kind.SIDE, f'a message contains "{words}"'
         if request.messages and not any(m.role == "assistant" for m in request.marks):
             systems = (request.messages[m.index] for m in request.marks if m.role == "system")

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 
 from sqlalchemy import Connection
 
+from openclaw_rl.collect.behaviour import find_observations
 from openclaw_rl.collect.link import ReactionLink, RequestLink, link_request
 from openclaw_rl.collect.traffic import TrafficClassifier
 from openclaw_rl.common.steady_clock import GuardedWallClock
 from openclaw_rl.common.worker_loop import run_worker_loop
 from openclaw_rl.errors import DamagedRow, StoreError
-from openclaw_rl.settings.load import CollectConfig, Config
+from openclaw_rl.settings.load import CollectConfig, Config, SignalsConfig
 from openclaw_rl.store import events, exchanges, heartbeats, reactions, turn_states, turns
+from openclaw_rl.store.behaviour.observations import ABANDONED, abandoned_turns
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.episodes import settlement
+from openclaw_rl.store.episodes.episodes import ENDED_EVENT, has_expired, void_expired
+from openclaw_rl.store.episodes.groups import complete_group, open_groups
 from openclaw_rl.store.exchange_index import ExchangeIndex
 from openclaw_rl.store.turn_states import DropReason, degenerate_reason
 from openclaw_rl.types import Event, Exchange, Kind
@@ -24,7 +30,7 @@ from openclaw_rl.types import Event, Exchange, Kind
 log = logging.getLogger("openclaw_rl.collect")
 
 CURSOR_NAME = "collect"
-EVENT_KINDS = ("exchange.admitted", "exchange.finished", "feedback.given")
+EVENT_KINDS = ("exchange.admitted", "exchange.finished", "feedback.given", ENDED_EVENT)
 EVENT_BATCH = 256
 LONGEST_TRANSACTION = 0.005  # seconds; a finished reply waits for the write lock meanwhile
 OVERDUE_BATCH = 500
@@ -33,9 +39,17 @@ OVERDUE_BATCH = 500
 class Collector:
     """Processes events in order. An interrupted step is repeated from the cursor."""
 
-    def __init__(self, store: Store, config: CollectConfig, *, clock: Callable[[], float] | None = None) -> None:
-        """`clock`: seconds since the epoch; by default a wall clock whose jumps drop no turn too early."""
-        self._store = store
+    def __init__(
+        self,
+        store: Store,
+        config: CollectConfig,
+        signals: SignalsConfig | None = None,
+        *,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        """`signals`: which behaviour is observed; None: none. `clock`: seconds since the epoch; by default a wall clock
+        whose jumps drop no turn too early."""
+        self._store, self._signals = store, signals
         self._session_timeout = config.session_timeout
         self._clock = clock or GuardedWallClock(config.session_timeout)
         self._classifier = TrafficClassifier(
@@ -53,7 +67,10 @@ class Collector:
         if self._has_more:  # stays so if the step fails
             self._has_more = self.step() > 0
         if time.monotonic() >= self._sweep_at:
-            self._sweep_at = time.monotonic() + min(5.0, self._session_timeout / 4)
+            shortest = min(self._session_timeout, self._signals.abandoned_after if self._signals else math.inf)
+            self._sweep_at = time.monotonic() + min(5.0, shortest / 4)
+            self.end_expired_episodes(self._clock())
+            self.observe_abandoned(self._clock())
             self.drop_overdue(self._clock())
         return self._has_more
 
@@ -106,9 +123,14 @@ class Collector:
             assert exchange is not None, f"event {event.seq} names exchange {event.ref}, which is not in the store"
             index = ExchangeIndex(conn, self._store.secret)
             decided = link_request(exchange.request, exchange.seq, index, self._classifier)
-            self._apply_link(conn, exchange, decided)
+            self._apply_link(conn, exchange, decided, index)
             self.linked_count += 1
             _log_link(exchange.request.id, decided)
+        elif event.kind == ENDED_EVENT:
+            try:
+                settlement.settle_episode(conn, event.ref, at=event.at)
+            except DamagedRow as error:
+                self._set_aside(conn, event, str(error))
         else:
             target = _turn_of(event)
             if target is not None:
@@ -116,8 +138,32 @@ class Collector:
 
     def _set_aside(self, conn: Connection, event: Event, why: str) -> None:
         log.warning("event %d (%s %s): %s", event.seq, event.kind, event.ref, why)
+        if event.kind == ENDED_EVENT:
+            settlement.set_aside_episode(conn, event.ref, why, at=event.at)
         if (turn := _turn_of(event)) is not None:
             turns.set_aside(conn, turn, why, at=event.at)
+
+    def end_expired_episodes(self, now: float) -> int:
+        """End the episodes that expired without an outcome, and complete the expired groups. Returns their number."""
+        with self._store.read() as conn:
+            if not has_expired(conn, now):
+                return 0
+        with self._store.write(durable=False) as conn:
+            count = void_expired(conn, now)
+            return count + sum(complete_group(conn, group, now) for group in open_groups(conn, now))
+
+    def observe_abandoned(self, now: float) -> int:
+        """Close the last turns of abandoned conversations, if that counts as evidence. Returns their number."""
+        if self._signals is None or not self._signals.abandoned:
+            return 0
+        with self._store.read() as conn:
+            found = abandoned_turns(conn, now - self._signals.abandoned_after, OVERDUE_BATCH)
+        if not found:
+            return 0
+        with self._store.write(durable=False) as conn:
+            for turn in found:
+                reactions.record_observation(conn, turn, ABANDONED, source=None, at=now)
+        return len(found)
 
     def drop_overdue(self, now: float) -> int:
         """Drop turns that have had no reaction for `session_timeout` seconds. Returns their number."""
@@ -133,7 +179,7 @@ class Collector:
         log.debug("%d turns without a reaction were dropped: %s", n, ", ".join(late))
         return n
 
-    def _apply_link(self, conn: Connection, exchange: Exchange, decided: RequestLink) -> None:
+    def _apply_link(self, conn: Connection, exchange: Exchange, decided: RequestLink, index: ExchangeIndex) -> None:
         request = exchange.request
         kind = reactions.set_position(
             conn,
@@ -148,8 +194,13 @@ class Collector:
         for answer in decided.reaction_links:
             self._record_reaction(conn, exchange, answer)
         at = request.admitted_at
+        if kind is Kind.MAIN and self._signals is not None and request.episode is None:
+            for turn, signal in find_observations(conn, exchange, decided, index, self._signals):
+                reactions.record_observation(conn, turn, signal, source=request.id, at=at)
         if kind is Kind.SIDE:
             turn_states.drop(conn, request.id, DropReason.SIDE, f"side traffic: {decided.why_side}", at=at)
+        if request.episode is not None and settlement.is_settled(conn, request.episode):
+            turn_states.drop(conn, request.id, DropReason.EPISODE_ENDED, settlement.TOO_LATE, at=at)
         if request.session_done:
             ended = reactions.served_in_session(conn, request.scope, decided.session)
             self.dropped_count += turn_states.drop_all(
@@ -184,7 +235,9 @@ def _log_link(request: str, decided: RequestLink) -> None:
 
 
 def _turn_of(event: Event) -> str | None:
-    """Return the turn that the event is about; None for feedback whose data are damaged."""
+    """Return the turn that the event is about; None for feedback whose data are damaged, and for episodes."""
+    if event.kind == ENDED_EVENT:
+        return None
     return event.data.get("target") if event.kind == "feedback.given" else event.ref
 
 
@@ -206,7 +259,7 @@ async def run(config: Config, *, stop: asyncio.Event) -> None:
     Waits for: commits of other connections, checked every `collect.poll` seconds, and timeouts of turns.
     """
     store = await asyncio.to_thread(Store.open, config.store_path)
-    collector = Collector(store, config.collect)
+    collector = Collector(store, config.collect, config.judge.signals)
     try:
         beat = heartbeats.heartbeat_writer(store, "collect", collector.status_note)
         await run_worker_loop(collector.run_once, beat, stop, poll=config.collect.poll)

@@ -70,7 +70,7 @@ def raise_disk_full() -> Iterator[None]:
     """Raise errors of a full disk as `DiskFull`; all others pass unchanged."""
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # libraries raise errors of their own for a full disk
         if (full := to_disk_full(error)) is None or full is error:
             raise
         raise full from error

@@ -1,8 +1,12 @@
-"""Address of a home's running gateway, in a file that the gateway keeps locked while it listens."""
+"""Address of a home's running gateway, in a file that the gateway keeps locked while it listens.
+
+Also the path and the key by which the trainer asks it for the replies that the gate compares.
+"""
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -12,6 +16,8 @@ from pathlib import Path
 from typing import Literal
 
 FILE_NAME = "gateway.json"
+GATE_REPLY_PATH = "/internal/gate/replies"
+"""Path of the replies for the gate, which no client can ask for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +29,12 @@ class GatewayAddress:
     model_path: str  # the base model: an absolute folder, or a hub id
     key: Literal["settings", "file"]  # the source of its API key: `serve.api_key`, or the file of the home
     pid: int
+    method: str = ""  # `train.method` of the gateway's settings; "" from an earlier release
+
+
+def gate_key(secret: bytes) -> str:
+    """Return the key of the requests for the gate. `secret`: of the store, so that only its readers know the key."""
+    return hashlib.blake2b(secret, digest_size=24, person=b"openclaw-gate").hexdigest()
 
 
 @contextmanager

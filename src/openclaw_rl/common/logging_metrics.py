@@ -161,6 +161,7 @@ class GatewayMetrics:
         self.commit_size = histogram("openclaw_commit_items", "Items in one group commit", buckets=_GROUP_BUCKETS)
         self.version = gauge("openclaw_policy_version", "The version that answers new requests")
         self.head = gauge("openclaw_policy_head", "The newest published version")
+        self.versions = gauge("openclaw_policy_versions", "Policy versions by state", ["state"])
         self.training = TrainingGauges()
         self.registry.register(self.training)
         self.engine_up = gauge("openclaw_engine_up", "1 while the engine answers")

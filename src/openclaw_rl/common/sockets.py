@@ -33,8 +33,8 @@ def check_socket_path(path: Path) -> None:
         raise EngineError(f"{path}: a Unix socket path has at most {_MAX_PATH_BYTES} bytes. Choose a shorter `home`")
 
 
-def clear_socket(path: Path) -> None:
-    """Remove a stale engine socket. Raises `EngineError` if an engine answers on it or the path is too long."""
+def clear_socket(path: Path, *, owner: str = "engine") -> None:
+    """Remove a stale socket. Raises `EngineError` if another `owner` answers on it or the path is too long."""
     check_socket_path(path)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not path.exists():
@@ -45,4 +45,4 @@ def clear_socket(path: Path) -> None:
         except OSError:
             path.unlink(missing_ok=True)
         else:
-            raise EngineError(f"{path}: another engine answers there. Stop it, or choose another `home`")
+            raise EngineError(f"{path}: another {owner} answers there. Stop it, or choose another `home`")

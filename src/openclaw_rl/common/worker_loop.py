@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
+import sys
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 from openclaw_rl.common import disk_space
 from openclaw_rl.common.progress import progress_count
@@ -102,7 +105,7 @@ async def _run_until_stop(
                 await heartbeat.write_if_due()
         try:
             has_more = work.result()
-        except Exception as error:
+        except Exception as error:  # a full disk shows in errors of many kinds; all others are raised
             if (full := disk_space.to_disk_full(error)) is None:
                 raise
             await pause.begin(full, stop, heartbeat)
@@ -119,7 +122,7 @@ async def repeat_while_disk_full(run: Callable[[], Awaitable[None]], stop: async
     while not stop.is_set():
         try:
             return await run()
-        except Exception as error:
+        except Exception as error:  # a full disk shows in errors of many kinds; all others are raised
             if (full := disk_space.to_disk_full(error)) is None:
                 raise
             await pause.begin(full, stop, silent)
@@ -128,7 +131,8 @@ async def repeat_while_disk_full(run: Callable[[], Awaitable[None]], stop: async
 async def wait_or_stop(stop: asyncio.Event, seconds: float) -> None:
     """Wait `seconds`, or until `stop` is set."""
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(stop.wait(), seconds)
+        async with asyncio.timeout(seconds):
+            await stop.wait()
 
 
 def stop_on_signals() -> asyncio.Event:
@@ -137,3 +141,19 @@ def stop_on_signals() -> asyncio.Event:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     return stop
+
+
+def lower_priority(nice: int) -> None:
+    """Give the engine and the gateway priority over all threads of this process, as a person waits for the reply.
+
+    `nice`: nice value, from 0 to 19. A lower one than the process has is left as it is.
+    """
+    if nice <= os.nice(0):
+        return
+    if sys.platform != "linux":
+        os.nice(nice - os.nice(0))
+        return
+    for thread in (int(task.name) for task in Path("/proc/self/task").iterdir()):
+        with contextlib.suppress(ProcessLookupError):
+            os.setpriority(os.PRIO_PROCESS, thread, nice)
+            os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))  # no interruption at each wake-up

@@ -289,7 +289,7 @@ def run_checks(config: Config, *, console: TerminalConsole | None = None, wait: 
         _save_logs(config, console)
         return False
     holds = all(came.passed for _, _, came in rows)
-    console.print(_result_table(rows))
+    console.print(result_table(rows))
     failed = Text.assemble(("  some checks failed", "red"), ": see above.")
     console.print("  every check passed." if holds else failed)
     if not holds:
@@ -388,7 +388,8 @@ async def _wait_until_ready(
         ready.cancel()
 
 
-def _result_table(rows: Sequence[tuple[str, str, CheckResult]]) -> Table:
+def result_table(rows: Sequence[tuple[str, str, CheckResult]]) -> Table:
+    """Return a table of checks: name, expected and observed values."""
     table = Table(box=None, padding=(0, 2))
     for column in ("", "check", "expected", "observed"):
         table.add_column(column, overflow="fold")

@@ -17,13 +17,15 @@ import numpy as np
 from rich.text import Text
 
 from openclaw_rl.common.terminal import TerminalConsole
+from openclaw_rl.doctor.sandbox import describe_sandbox
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.settings.load import Config
-from openclaw_rl.store import exchanges, heartbeats, policies, turns
+from openclaw_rl.store import exchanges, heartbeats, turns
 from openclaw_rl.store.bootstrap import lost_store_reason
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.lineage import policies
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, post_json, scratch_config
 from openclaw_rl.train.learning_rate import find_low_rate
 from openclaw_rl.types import Policy, TurnState
@@ -92,6 +94,7 @@ def examine_pipeline(config: Config, *, console: TerminalConsole | None = None, 
     except CheckFailed:
         return False
     console.print("  every check passed: it learns from its conversations and serves what it learned.")
+    console.print(f"  sandbox (for environments only): {describe_sandbox(config)}")
     return True
 
 

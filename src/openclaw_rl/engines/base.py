@@ -71,7 +71,8 @@ async def wait_until_ready(
     while True:
         left = deadline - loop.time()
         try:
-            return await asyncio.wait_for(ask(), max(left, 0.001))
+            async with asyncio.timeout(max(left, 0.001)):
+                return await ask()
         except (EngineGone, TimeoutError) as error:
             if left - pause <= 0:
                 why = str(error) or "no answer"

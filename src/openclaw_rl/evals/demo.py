@@ -32,6 +32,8 @@ from openclaw_rl.evals.user_driver import ConversationLog, TasteEvaluation
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_config
 
 MESSAGE_PAUSE = 0.08  # seconds that the simulated user waits before each message
+BREAK_AFTER = 60  # replies after which the user takes a break, in which the trainer practises
+LONGEST_BREAK = 25.0  # seconds
 
 
 class LiveScreen:
@@ -46,6 +48,7 @@ class LiveScreen:
         self._task = self._progress.add_task("replies", total=replies)
         self._conversation = ConversationLog()
         self._printed_reactions = 0
+        self.note = ""  # in place of the scores
 
     def update(self, talk: ConversationLog) -> None:
         self._conversation = talk
@@ -74,7 +77,31 @@ class LiveScreen:
             table.add_row("user", Text(thought.phrase, style=mood))
             table.add_row("", "")
         title = f"a user who likes {self._taste} answers (hidden from the system)"
-        return Group(Panel(table, title=title, height=15), Text("  " + self._score_line()), self._progress)
+        line = self.note or self._score_line()
+        return Group(Panel(table, title=title, height=15), Text("  " + line), self._progress)
+
+
+class PracticeBreak:
+    """One break of the user: until the weights follow the lessons by themselves, or for `LONGEST_BREAK` seconds."""
+
+    def __init__(self, system: SubprocessSystem, screen: LiveScreen) -> None:
+        self._system, self._screen = system, screen
+        self.after: int | None = None  # reactions before it; None: there was no break
+
+    async def take_if_due(self, talk: ConversationLog) -> None:
+        """Take the break if it is time."""
+        if self.after is not None or len(talk.replies) < BREAK_AFTER or not self._system.practises:
+            return
+        self.after, began = len(talk.reactions), time.monotonic()
+        learned = await asyncio.to_thread(self._system.wait_for_practice, LONGEST_BREAK, self._show)
+        self._screen.note = ""
+        texts = ", ".join(f'"{text}"' for text in learned)
+        found = f"learned by practice: {texts}" if texts else "no lesson is learned yet"
+        words = f"the user took a break of {time.monotonic() - began:.0f} s after {self.after} reactions: {found}"
+        self._screen.console.print(f"  {words}", highlight=False, markup=False)
+
+    def _show(self, note: str) -> None:
+        self._screen.note = f"the user takes a break; {note}"
 
 
 async def _measure_with_progress(
@@ -94,26 +121,31 @@ async def _run_demo(
     name = system.config.model.name
     before = await _measure_with_progress(console, system, f"{name}@0", taste, questions)
     screen = LiveScreen(console, taste, replies)
-    persona = Persona(taste=taste, seed=seed)
+    persona, rest = Persona(taste=taste, seed=seed), PracticeBreak(system, screen)
     live = Live(screen, console=console, refresh_per_second=8) if console.is_terminal else contextlib.nullcontext()
     with live:
         async with user_driver.openai_client(system.base_url, system.api_key) as api:
             talk = await user_driver.run_conversation(
-                api, name, persona, replies=replies, pause=MESSAGE_PAUSE, seen=screen.update
+                api,
+                name,
+                persona,
+                replies=replies,
+                pause=MESSAGE_PAUSE,
+                seen=screen.update,
+                between=rest.take_if_due,
             )
     screen.update(talk)
-    await asyncio.to_thread(system.wait_until_settled)
-    after = await _measure_with_progress(console, system, name, taste, questions)
-    _print_report(console, system, taste, talk, before, after, questions)
+    version = await asyncio.to_thread(system.wait_until_settled)
+    after = await _measure_with_progress(console, system, f"{name}@{version}", taste, questions)  # without lessons
+    _print_report(console, taste, talk, before, after, questions)
     picture = out / "learning.png"
-    await asyncio.to_thread(plot_learning, picture, taste, talk, before, after)
+    await asyncio.to_thread(plot_learning, picture, taste, talk, before, after, rest.after)
     console.print(f"\n  picture   {picture}")
     return not talk.failures and after.satisfaction > before.satisfaction
 
 
 def _print_report(
     console: TerminalConsole,
-    system: SubprocessSystem,
     taste: Taste,
     talk: ConversationLog,
     before: TasteEvaluation,
@@ -145,7 +177,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("demo-out"))
     parser.add_argument("--taste", choices=TASTES, help="default: random; always hidden from the system")
     parser.add_argument("--method", choices=("binary", "opd", "combine"), default="combine")
-    parser.add_argument("--replies", type=bounded_int(1), default=250, help="number of replies [250]")
+    parser.add_argument("--replies", type=bounded_int(1), default=200, help="number of replies [200]")
     parser.add_argument("--seed", type=bounded_int(0, LARGEST_SEED), help="default: random")
     parser.add_argument("--backend", choices=("embedded", "vllm"), default="embedded")
     parser.add_argument("--engine-python", help="Python interpreter with vllm, e.g. .vllm-venv/bin/python")

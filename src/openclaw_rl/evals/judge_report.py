@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from openclaw_rl.common.rater_agreement import wilson_interval
+from openclaw_rl.common.statistics.rater_agreement import wilson_interval
 from openclaw_rl.evals.judge_scores import JudgedReaction, JudgeEvaluation
 from openclaw_rl.evals.plots import markdown_table
 

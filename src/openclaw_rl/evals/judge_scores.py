@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from openclaw_rl.errors import JudgeError, OpenClawError
+from openclaw_rl.evals.graders import served_judge
 from openclaw_rl.evals.labelled_reactions import LabelledReaction, LabelledSet
-from openclaw_rl.evals.task_scores import ShowProgress, served_judge
+from openclaw_rl.evals.task_scores import ShowProgress
 from openclaw_rl.judge.llm import LlmJudge
 from openclaw_rl.judge.worker import make_judge
 from openclaw_rl.protocols import Judge

@@ -5,12 +5,12 @@ truth with each reaction, for evaluation; policy and judge never see it.
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from openclaw_rl.evals import phrases
 from openclaw_rl.evals.phrases import PhrasePool
-from openclaw_rl.evals.styles import OPPOSITE, Taste, has_style
+from openclaw_rl.evals.styles import OPPOSITE, VALUES, Taste, Value, has_style
 from openclaw_rl.evals.toy_world import Question, draw_question, is_correct
 
 # Reactions are drawn from a shuffled deck without replacement, so that the shares are exact in every run:
@@ -56,6 +56,10 @@ def _shuffled_deck(rng: random.Random) -> list[_ReactionCard]:
     return [_ReactionCard(subtle=i in subtle, wrong=i in wrong) for i in range(DECK_SIZE)]
 
 
+def _draw_any(rng: random.Random) -> Question:
+    return draw_question("asked", rng)
+
+
 @dataclass(slots=True, kw_only=True)
 class Persona:
     """A user with one taste. Call `next_message` with the messages of the current session, in the API's form:
@@ -69,6 +73,8 @@ class Persona:
 
     taste: Taste
     seed: int
+    draw: Callable[[random.Random], Question] = _draw_any
+    random_hints: float = 0.0  # share of the named styles that are replaced by any style, by chance
     log: list[UserReaction] = field(default_factory=list)
     _rng: random.Random = field(init=False, repr=False)
     _cards: list[_ReactionCard] = field(init=False, repr=False, default_factory=list)
@@ -89,12 +95,12 @@ class Persona:
             return None
         phrase = self._react_to(str(replies[-1].get("content") or ""))
         self._turn += 1
-        self._question = draw_question("asked", self._rng) if self._turn < self._turns else None
+        self._question = self.draw(self._rng) if self._turn < self._turns else None
         return phrase if self._question is None else f"{phrase} {self._question.text}"
 
     def _begin_session(self) -> str:
         self._session, self._turn, self._turns = self._session + 1, 0, self._rng.randint(1, MAX_SESSION_TURNS)
-        self._question = draw_question("asked", self._rng)
+        self._question = self.draw(self._rng)
         return self._question.text
 
     def _react_to(self, reply: str) -> str:
@@ -104,9 +110,11 @@ class Persona:
         card = self._cards.pop()
         right, liked = is_correct(self._question, reply), has_style(self.taste, reply)
         praised = (right and liked) != card.wrong
-        pool = _phrase_pool(
-            self.taste, right=right, praised=praised, wrong=card.wrong, named=self._rng.random() < STYLE_NAMED_SHARE
-        )
+        value: Value = OPPOSITE[self.taste] if card.wrong else self.taste
+        is_named = self._rng.random() < STYLE_NAMED_SHARE
+        if self.random_hints and self._rng.random() < self.random_hints:
+            value = self._rng.choice(VALUES)
+        pool = _phrase_pool(value if is_named else None, right=right, praised=praised)
         phrase = self._rng.choice(pool.subtle if card.subtle else pool.plain)
         self.log.append(
             UserReaction(
@@ -117,15 +125,14 @@ class Persona:
         return phrase
 
 
-def _phrase_pool(taste: Taste, *, right: bool, praised: bool, wrong: bool, named: bool) -> PhrasePool:
-    """Return the pool from which the phrase is chosen.
+def _phrase_pool(value: Value | None, *, right: bool, praised: bool) -> PhrasePool:
+    """Return the pool from which the phrase is chosen. `value`: the style that is named, or None.
 
     A wrong reaction is not only a flipped sign: it is the reaction of a user with the opposite taste, so its
     instruction is wrong, too.
     """
     if not right and not praised:
         return phrases.WRONG_ANSWER
-    if not named or not right:
+    if value is None or not right:
         return phrases.GENERIC_PRAISE if praised else phrases.GENERIC_COMPLAINT
-    value = OPPOSITE[taste] if wrong else taste
     return phrases.PRAISE[value] if praised else phrases.COMPLAINT[value]

@@ -20,9 +20,17 @@ def moving_average(values: Sequence[bool], window: int = AVERAGE_WINDOW) -> list
 
 
 def plot_learning(
-    path: Path, taste: str, talk: ConversationLog, before: TasteEvaluation, after: TasteEvaluation
+    path: Path,
+    taste: str,
+    talk: ConversationLog,
+    before: TasteEvaluation,
+    after: TasteEvaluation,
+    break_after: int | None = None,
 ) -> None:
-    """Write a PNG: satisfaction by turn and version, and on held-out questions before and after training."""
+    """Write a PNG: satisfaction by turn and version, and on held-out questions before and after training.
+
+    `break_after`: number of reactions before the break in which the trainer practised.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -40,6 +48,8 @@ def plot_learning(
     swaps = [i for i in range(1, len(versions)) if versions[i] != versions[i - 1]]
     for number, at in enumerate(swaps):
         left.axvline(at + 1, color="#2e4057", alpha=0.18, linewidth=1, label=None if number else "new weights in use")
+    if break_after is not None:
+        left.axvline(break_after + 0.5, color="#66a182", linewidth=2, linestyle="--", label="a break: practice")
     left.set(xlabel="replies so far", ylabel=f"share of the last {AVERAGE_WINDOW}", ylim=(0, 1.03))
     refused = f"{len(talk.failures)} rejected or failed" if talk.failures else "none rejected"
     left.set_title(f"{len(swaps)} weight swaps while {len(talk.replies)} replies were served, {refused}", fontsize=11)

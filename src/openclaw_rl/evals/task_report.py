@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from openclaw_rl.evals.personalisation.tasks import KIND_PREFIX
 from openclaw_rl.evals.plots import markdown_table
 from openclaw_rl.evals.reply_properties import PROPERTIES
 from openclaw_rl.evals.task_scores import PROPERTIES_SCORER, EvalResult, TaskScore
@@ -62,6 +63,8 @@ def _kinds_by_scorer(result: EvalResult) -> list[tuple[str, list[str]]]:
 def _describe_scorer(name: str) -> str:
     if name == PROPERTIES_SCORER:
         return "scored by measurable properties. A task is solved if its reply has all of its properties."
+    if name.startswith(KIND_PREFIX):
+        return f"scored by a simulated person ({name}). A task is solved if the reply is correct and to the taste."
     return f"scored by the judge {name} (model and version of its prompt). A task is solved if the verdict is +1."
 
 

@@ -1,35 +1,33 @@
-"""Score a checkpoint on the evaluation tasks, served from a temporary home.
+"""Score a checkpoint, served from a temporary home, or versions of a home, on the evaluation tasks.
 
-Replies are greedy, so the same checkpoint gives the same replies. A task is scored by the properties that its reply
-must have; a conversation is graded by the llm judge instead, if one is set.
+Without seeds the replies are greedy, so the same checkpoint gives the same replies. A task is scored by the properties
+that its reply must have; a conversation is graded by the llm judge instead, if one is set, and a personal task by a
+simulated person.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import aiohttp
 
-from openclaw_rl.common.sockets import free_port
 from openclaw_rl.errors import ConfigError, JudgeError, OpenClawError, RequestError
+from openclaw_rl.evals.graders import GraderFactory, TaskGrader, grader_factory, is_judged
+from openclaw_rl.evals.personalisation.people import PersonEndpoint
+from openclaw_rl.evals.personalisation.tasks import PERSONAL_KIND, personal_kinds, personal_tasks
 from openclaw_rl.evals.reply_properties import TaskReply, find_violations
 from openclaw_rl.evals.tasks import TASK_SETS, EvalTask
-from openclaw_rl.judge import local_model
-from openclaw_rl.judge.chat_client import ChatClient
-from openclaw_rl.judge.llm import ReplyGrader
+from openclaw_rl.evals.versions.gateway_access import GatewayAccess, check_versions, open_gateway, open_session
 from openclaw_rl.settings.load import Config
-from openclaw_rl.supervisor.subprocess_system import SubprocessSystem
 
 PROPERTIES_SCORER = "properties"
-_JUDGED_KIND = "conversation"  # replies of the other kinds are checked exactly, by execution or by comparison
 _PARALLEL_TASKS = 8
-_REPLY_TIMEOUT = 600.0  # seconds
 
 AskModel = Callable[[EvalTask], Awaitable[TaskReply]]
 ShowProgress = Callable[[str, int, int | None], None]
@@ -43,7 +41,8 @@ class TaskScore:
     `solved`: None if the judge is undecided, or after an error. `reason`: why it is not solved, or the judge's tally.
     `error`: why there was no reply or no verdict, else None. `scored_by`: "properties", or the judge with its model
     and the version of its prompt. `violations`: for each property of the task why the reply violates it, None if it
-    holds; empty without a reply. `votes`: the judge's votes, as {"score", "reason"} or {"error"}.
+    holds; empty without a reply. `votes`: the judge's votes, as {"score", "reason"} or {"error"}. `seed`: of the
+    sample; None: the reply is greedy.
     """
 
     kind: str
@@ -56,6 +55,7 @@ class TaskScore:
     scored_by: str
     violations: Mapping[str, str | None] = field(default_factory=dict)
     votes: Sequence[Mapping[str, Any]] = ()
+    seed: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,113 +75,96 @@ class EvalResult:
         return list(dict.fromkeys(one.error for one in self.tasks if one.error is not None))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalPlan:
+    """Settings of an evaluation. `num`: maximum number of tasks per kind; `max_tokens`: limit of every reply.
+
+    `seeds`: samples of each task at temperature 1; 1: one greedy reply. `person`: the model that simulates the people
+    of the personal tasks; None: rules.
+    """
+
+    kinds: Sequence[str]
+    num: int | None = None
+    max_tokens: int | None = None
+    seeds: int = 1
+    person: PersonEndpoint | None = None
+
+    def select_tasks(self) -> list[tuple[str, EvalTask]]:
+        """Return (kind, task) pairs. Raises `ConfigError` for an unknown kind."""
+        wanted = list(dict.fromkeys(kind.strip() for kind in self.kinds))
+        if unknown := [kind for kind in wanted if kind not in (*TASK_SETS, PERSONAL_KIND)]:
+            raise ConfigError(f"--tasks {','.join(unknown)}: expected some of {', '.join([*TASK_SETS, PERSONAL_KIND])}")
+        kinds = [one for kind in wanted for one in (personal_kinds() if kind == PERSONAL_KIND else [kind])]
+        seeds: Sequence[int | None] = range(self.seeds) if self.seeds > 1 else [None]
+        return [
+            (kind, replace(task, seed=seed, max_tokens=self.max_tokens or task.max_tokens))
+            for kind in kinds
+            for task in TASK_SETS.get(kind, personal_tasks)()[: self.num]
+            for seed in seeds
+        ]
+
+
 def evaluate_model(
-    config: Config,
-    kinds: Sequence[str],
-    *,
-    num: int | None = None,
-    max_tokens: int | None = None,
-    show: ShowProgress = lambda what, done, total: None,
+    config: Config, plan: EvalPlan, *, show: ShowProgress = lambda what, done, total: None
 ) -> EvalResult:
-    """Serve `model.path` and score it. `num`: maximum number of tasks per kind. `max_tokens`: limit of every reply.
+    """Serve `model.path` from a temporary home and score it.
 
     Raise `ConfigError` for an unknown kind or an invalid judge, `JudgeError` if the judge does not answer, and
     `OpenClawError` if a model cannot be served.
     """
-    wanted = list(dict.fromkeys(kind.strip() for kind in kinds))
-    if unknown := [kind for kind in wanted if kind not in TASK_SETS]:
-        raise ConfigError(f"--eval-tasks {','.join(unknown)}: expected some of {', '.join(TASK_SETS)}")
-    tasks = [(kind, _limited(task, max_tokens)) for kind in wanted for task in TASK_SETS[kind]()[:num]]
-    with tempfile.TemporaryDirectory(prefix="openclaw-eval-") as home, contextlib.ExitStack() as running:
-        make_grader = None
-        if _JUDGED_KIND in wanted and config.judge.kind == "llm":
-            show("checking the judge", 0, None)
-            make_grader = running.enter_context(_grader_maker(config, home))
-            asyncio.run(_check_grader(make_grader))
-        show("starting the model", 0, None)
-        system = running.enter_context(SubprocessSystem(_scratch_config(config, home), command="serve"))
-        scores = asyncio.run(_ask_and_score(system, tasks, make_grader, show))
-    return EvalResult(model=config.model.path, kinds=wanted, tasks=scores)
+    with tempfile.TemporaryDirectory(prefix="openclaw-eval-") as home:
+        (result,) = _evaluate_served(config, config.model_copy(update={"home": home}), home, plan, None, show)
+    return replace(result, model=config.model.path)
 
 
-def _limited(task: EvalTask, max_tokens: int | None) -> EvalTask:
-    return task if max_tokens is None else replace(task, max_tokens=max_tokens)
+def evaluate_versions(
+    config: Config, plan: EvalPlan, versions: Sequence[str], *, show: ShowProgress = lambda what, done, total: None
+) -> list[EvalResult]:
+    """Score versions of the home on the same tasks, through its gateway (`open_gateway`), as side traffic.
 
-
-def _scratch_config(config: Config, home: str) -> Config:
-    serve = config.serve.model_copy(update={"port": free_port(), "host": "127.0.0.1"})
-    return config.model_copy(update={"home": home, "serve": serve, "data": type(config.data)()})
-
-
-# --------------------------------------------------------------------------------------------------------- the judge
-
-
-@contextlib.contextmanager
-def served_judge(config: Config, home: str) -> Iterator[Callable[[], ChatClient | None]]:
-    """Serve a model at `judge.path` until the block ends. Yields a function that returns a client for it.
-
-    The function returns None if there is no such model: then the judge has an endpoint of its own.
+    Raise as `evaluate_model` does, and `ConfigError` for a version that does not exist or whose files were removed.
     """
-    if config.judge.path is None:
-        yield lambda: None
-        return
-    served = local_model.engine_config(config.model_copy(update={"home": home}))
-    with SubprocessSystem(_scratch_config(served, served.home), command="serve") as system:
-        url, name = f"{system.base_url}/v1", f"{served.model.name}@0"
-        endpoint = config.judge.model_copy(update={"base_url": url, "model": name, "api_key": system.api_key})
-        connections = config.judge.workers * config.judge.num_judges
-        yield lambda: ChatClient("judge", endpoint, connections=connections)
+    with tempfile.TemporaryDirectory(prefix="openclaw-eval-") as judge_home:
+        return _evaluate_served(config, config, judge_home, plan, versions, show)
 
 
-@contextlib.contextmanager
-def _grader_maker(config: Config, home: str) -> Iterator[Callable[[], ReplyGrader]]:
-    """Yield a function that makes a grader."""
-    with served_judge(config, home) as make_client:
-        yield lambda: ReplyGrader(config, asked=make_client())
-
-
-async def _check_grader(make_grader: Callable[[], ReplyGrader]) -> None:
-    """Raise `JudgeError` if the judge does not return a usable vote on a simple reply."""
-    grader = make_grader()
-    try:
-        await grader.grade_reply(
-            [{"role": "user", "content": "What is 2 plus 3?"}], {"role": "assistant", "content": "5"}, ["5"]
-        )
-    except JudgeError as error:
-        raise JudgeError(
-            f"{str(error).rstrip('.')}. The conversation tasks need its verdicts: start it, or check judge.base_url, "
-            "judge.model and judge.api_key. With --set judge.kind=rules they are scored by measurable properties."
-        ) from None
-    finally:
-        await grader.close()
-
-
-# --------------------------------------------------------------------------------------------------------- the tasks
+def _evaluate_served(
+    config: Config, served: Config, judge_home: str, plan: EvalPlan, versions: Sequence[str] | None, show: ShowProgress
+) -> list[EvalResult]:
+    """Score the versions of the home of `served`; None: its head alone."""
+    tasks = plan.select_tasks()
+    kinds = list(dict.fromkeys(kind for kind, _ in tasks))
+    if is_judged(config, kinds):
+        show("checking the judge", 0, None)
+    with grader_factory(config, kinds, plan.person, judge_home) as graders:
+        asyncio.run(graders.check_graders())
+        show("starting the model", 0, None)
+        with open_gateway(served) as access:
+            names = [access.model] if versions is None else [access.pinned(access.resolve(v)) for v in versions]
+            asyncio.run(check_versions(access, names))
+            return [
+                EvalResult(
+                    model=name, kinds=kinds, tasks=asyncio.run(_ask_and_score(access, name, tasks, graders, show))
+                )
+                for name in names
+            ]
 
 
 async def _ask_and_score(
-    system: SubprocessSystem,
-    tasks: Sequence[tuple[str, EvalTask]],
-    make_grader: Callable[[], ReplyGrader] | None,
-    show: ShowProgress,
+    access: GatewayAccess, name: str, tasks: Sequence[tuple[str, EvalTask]], graders: GraderFactory, show: ShowProgress
 ) -> list[TaskScore]:
-    headers = {"Authorization": f"Bearer {system.api_key}", "X-Turn-Type": "side"}
-    grader = make_grader() if make_grader else None
-    limit = aiohttp.ClientTimeout(total=_REPLY_TIMEOUT)
-    try:
-        async with aiohttp.ClientSession(system.base_url, headers=headers, timeout=limit) as session:
-            return await score_tasks(
-                lambda task: request_reply(session, system.config.model.name, task), tasks, grader, show
-            )
-    finally:
-        if grader is not None:
-            await grader.close()
+    async with open_session(access) as session, graders.open_graders() as opened:
+        return await score_tasks(lambda task: request_reply(session, name, task), tasks, opened, show)
 
 
 async def request_reply(session: aiohttp.ClientSession, model: str, task: EvalTask) -> TaskReply:
-    """Return the greedy reply. Raise `RequestError` if the request is refused, `OpenClawError` without a reply."""
+    """Return the reply, greedy without a seed.
+
+    Raise `RequestError` if the request is refused, and `OpenClawError` without a reply.
+    """
     body: dict[str, Any] = {"model": model, "messages": list(task.messages), "max_tokens": task.max_tokens}
-    body |= {"temperature": 0} | ({"tools": list(task.tools)} if task.tools else {})
+    body |= {"temperature": 0} if task.seed is None else {"temperature": 1, "seed": _request_seed(task)}
+    body |= {"tools": list(task.tools)} if task.tools else {}
     try:
         async with session.post("/v1/chat/completions", json=body) as response:
             if response.status == 200:
@@ -192,16 +175,21 @@ async def request_reply(session: aiohttp.ClientSession, model: str, task: EvalTa
     raise RequestError(text, status=response.status) if response.status < 500 else OpenClawError(text)
 
 
+def _request_seed(task: EvalTask) -> int:
+    """Return the seed of a sample. Tasks with the same seed would begin with the same draw, so their name is in it."""
+    return zlib.crc32(f"{task.seed}/{task.name}".encode())
+
+
 async def score_tasks(
-    ask: AskModel, tasks: Sequence[tuple[str, EvalTask]], grader: ReplyGrader | None, show: ShowProgress
+    ask: AskModel, tasks: Sequence[tuple[str, EvalTask]], graders: Mapping[str, TaskGrader], show: ShowProgress
 ) -> list[TaskScore]:
-    """Return the scores of (kind, task) pairs in order, a few at once. `grader`: None scores all by properties."""
+    """Return the scores of (kind, task) pairs in order, a few at once. `graders`: by kind; else properties score."""
     slots, done = asyncio.Semaphore(_PARALLEL_TASKS), 0
 
     async def score_one(kind: str, task: EvalTask) -> TaskScore:
         nonlocal done
         async with slots:
-            score = await _score_task(ask, kind, task, grader if kind == _JUDGED_KIND else None)
+            score = await _score_task(ask, kind, task, graders.get(kind))
         done += 1
         show("scoring", done, len(tasks))
         return score
@@ -210,30 +198,29 @@ async def score_tasks(
     return await asyncio.gather(*(score_one(kind, task) for kind, task in tasks))
 
 
-async def _score_task(ask: AskModel, kind: str, task: EvalTask, grader: ReplyGrader | None) -> TaskScore:
+async def _score_task(ask: AskModel, kind: str, task: EvalTask, grader: TaskGrader | None) -> TaskScore:
     scored_by = PROPERTIES_SCORER if grader is None else grader.name
+    score = TaskScore(kind=kind, name=task.name, seed=task.seed, scored_by=scored_by)
     try:
         reply = await ask(task)
     except RequestError as error:  # e.g. a model without tool support: the task is not solved
-        return TaskScore(kind=kind, name=task.name, solved=False, reason=str(error), scored_by=scored_by)
+        return replace(score, solved=False, reason=str(error))
     except OpenClawError as error:
-        return TaskScore(kind=kind, name=task.name, error=str(error), scored_by=scored_by)
+        return replace(score, error=str(error))
     violations = await asyncio.to_thread(find_violations, reply, task.properties)
     found = [text for text in violations.values() if text is not None]
-    score = TaskScore(
-        kind=kind,
-        name=task.name,
+    score = replace(
+        score,
         reply=_shown_reply(reply),
         finish_reason=reply.finish_reason,
         solved=not found,
         reason="; ".join(found),
-        scored_by=scored_by,
         violations=violations,
     )
     return score if grader is None else await _grade_score(score, task, reply, grader)
 
 
-async def _grade_score(score: TaskScore, task: EvalTask, reply: TaskReply, grader: ReplyGrader) -> TaskScore:
+async def _grade_score(score: TaskScore, task: EvalTask, reply: TaskReply, grader: TaskGrader) -> TaskScore:
     """Return the score with the judge's verdict instead. A judge that fails or is undecided gives no score."""
     references = task.properties.get("reference_answer", ())
     try:

@@ -22,7 +22,8 @@ _READABLE: Mapping[str, Any] = {"text_present": None, "finished": None, "no_repe
 class EvalTask:
     """An evaluation task. `messages` and `tools` are sent unchanged; `max_tokens`: limit of the reply.
 
-    `properties`: name of each property that the reply must have, and its argument.
+    `properties`: name of each property that the reply must have, and its argument. `seed`: of a sample at
+    temperature 1; None: the greedy reply.
     """
 
     name: str
@@ -30,6 +31,7 @@ class EvalTask:
     properties: Mapping[str, Any]
     max_tokens: int
     tools: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
+    seed: int | None = None
 
 
 @cache

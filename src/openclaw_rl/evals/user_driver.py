@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,10 +79,16 @@ async def run_conversation(
     replies: int,
     pause: float = 0.0,
     seen: Callable[[ConversationLog], None] = lambda talk: None,
+    between: Callable[[ConversationLog], Awaitable[None]] | None = None,
 ) -> ConversationLog:
-    """Run the persona until it has received `replies` replies. `pause`: seconds before each message."""
+    """Run the persona until it has received `replies` replies.
+
+    `pause`: seconds before each message. `seen` is called after each reaction, `between` before each session.
+    """
     talk = ConversationLog()
     while len(talk.replies) < replies and len(talk.failures) < 5:
+        if between is not None:
+            await between(talk)
         history: list[dict[str, str]] = []
         while (text := persona.next_message(history)) is not None:
             if len(persona.log) > len(talk.reactions):

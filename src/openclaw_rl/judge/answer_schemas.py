@@ -25,3 +25,10 @@ JUDGE_ANSWER = _answer_schema(
 )
 TEACHER_ANSWER = _answer_schema("hint", hint=_HINT)
 EVALUATION_ANSWER = _answer_schema("grade", reason=_TEXT, score={"type": "string", "enum": ["+1", "0", "-1"]})
+LESSON_ANSWER = _answer_schema(
+    "lesson",
+    lesson=_TEXT,
+    scope={"type": "string", "enum": ["general", "question"]},
+    same={"type": ["integer", "null"]},
+    contradicts={"type": "array", "items": {"type": "integer"}},
+)

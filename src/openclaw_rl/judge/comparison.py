@@ -1,4 +1,4 @@
-"""Verdicts for comparison: the judge's own on turns that a person scored. They measure the judge and never train."""
+"""Verdicts for comparison: those of the judge and of the signals on turns that a person scored. They never train."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from openclaw_rl.judge.behaviour.verdicts import comparison_verdicts
 from openclaw_rl.judge.voting import replace_verdict_surrogates
 from openclaw_rl.protocols import Judge
+from openclaw_rl.settings.schema_judge import JudgeConfig
 from openclaw_rl.store import turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.types import JudgeInput, Verdict
@@ -24,18 +26,23 @@ class ComparisonQueue:
     """Judges turns with an explicit score too, without the feedback, whenever a worker is free.
 
     A turn that a judge has scored before is not judged again. At most `limit` turns in 24 hours, counted since the
-    start of the process. After a failure of the judge, the turn is left out.
+    start of the process. After a failure of the judge, the turn is left out. The signals need no worker and no limit.
     """
 
-    def __init__(self, store: Store, judge: Judge, limit: int) -> None:
-        self._store, self._judge, self._limit = store, judge, limit
+    def __init__(self, store: Store, judge: Judge, config: JudgeConfig) -> None:
+        self._store, self._judge = store, judge
+        self._limit, self._signals = config.max_comparisons, config.signals
+        self._by_signals: list[Verdict] = []  # finished
         self._waiting: deque[JudgeInput] = deque(maxlen=MAX_WAITING)
         self._started_at: deque[float] = deque()  # monotonic clock
         self.tasks: set[asyncio.Task[Verdict | None]] = set()
 
     def add(self, items: Iterable[JudgeInput]) -> None:
-        """Add turns with an explicit verdict. Without a score, or without a message to judge, they are left out."""
-        self._waiting.extend(item for item in items if item.reaction.messages and _is_scored(item))
+        """Add turns with an explicit verdict. Those without a score, or a message to judge, are not judged."""
+        for item in filter(_is_scored, items):
+            self._by_signals += comparison_verdicts(item, self._signals)
+            if item.reaction.messages:
+                self._waiting.append(item)
 
     async def start(self, free: int) -> None:
         """Start at most `free` comparisons, as far as the limit allows."""
@@ -60,7 +67,8 @@ class ComparisonQueue:
         """Remove the finished tasks and return their verdicts."""
         done = {task for task in self.tasks if task.done()}
         self.tasks -= done
-        return [verdict for task in done if (verdict := task.result()) is not None]
+        found, self._by_signals = self._by_signals, []
+        return found + [verdict for task in done if (verdict := task.result()) is not None]
 
     async def cancel_tasks(self) -> None:
         """Cancel what runs; these turns are not compared."""

@@ -22,7 +22,8 @@ from openclaw_rl.types import JudgeInput, Message, Verdict, Vote
 ChatModel = ChatClient | local_model.LocalModel
 
 
-def _make_chat_model(config: Config, answer: AnswerSchema) -> ChatModel:
+def make_chat_model(config: Config, answer: AnswerSchema) -> ChatModel:
+    """Return the configured chat model. Raises `ConfigError` (see `check_endpoint`) or `ModelError`."""
     if config.judge.path is not None:
         return local_model.connect_model(config)
     check_endpoint("judge", config.judge, config)
@@ -48,7 +49,7 @@ class VotingModel:
     def __init__(self, config: Config, answer: AnswerSchema, *, asked: ChatModel | None = None) -> None:
         """`asked` replaces the configured chat model. Raises `ConfigError` (see `check_endpoint`) or `ModelError`."""
         self._config = config.judge
-        self._chat_model = asked or _make_chat_model(config, answer)
+        self._chat_model = asked or make_chat_model(config, answer)
         self.close = self._chat_model.close
         self.model = config.judge.model if config.judge.path is None else config.judge.path
         self.cache: VoteCache | None = None
@@ -117,7 +118,8 @@ def _without_leak(vote: Vote, check: LeakCheck) -> Vote:
     leak = check.find_leak(vote.hint) if vote.hint else None
     if leak is None:
         return vote
-    return replace(vote, hint=None, reason=f"{vote.reason} [hint dropped: it gives away {leak}]".strip())
+    reason = f"{vote.reason} [hint dropped: it gives away {leak}]".strip()
+    return replace(vote, hint=None, fact=vote.hint, reason=reason)
 
 
 class ReplyGrader:

@@ -1,4 +1,4 @@
-"""Prompts of the llm judge, for turns and for evaluations, and of the teacher.
+"""Prompts of the llm judge, for turns, evaluations, pairs of replies and lessons, and of the teacher.
 
 The record is fenced by a hash that its authors cannot predict.
 """
@@ -24,6 +24,8 @@ _PROMPTS = yaml.safe_load(read_asset("judge_prompts.yaml"))
 JUDGE_PROMPT: Mapping[str, str] = _PROMPTS["judge"]
 TEACHER_PROMPT: Mapping[str, str] = _PROMPTS["teacher"]
 EVALUATION_PROMPT: Mapping[str, str] = _PROMPTS["evaluation"]
+PAIR_PROMPT: Mapping[str, str] = _PROMPTS["pair"]
+LESSON_PROMPT: Mapping[str, str] = _PROMPTS["lesson"]
 
 
 def build_messages(
@@ -54,6 +56,23 @@ def build_evaluation_messages(
     if references:
         blocks.append(("REFERENCE, answers that count as correct", "\n".join(references)))
     return _fence_record(EVALUATION_PROMPT, blocks)
+
+
+def build_lesson_messages(
+    item: JudgeInput, hints: Sequence[str], lessons: Sequence[str], is_ephemeral: Callable[[Message], bool]
+) -> list[dict[str, str]]:
+    """Return the instructions and the fenced record of a judged turn, its hints, and the lessons that are known."""
+    history = [m for m in item.messages if not is_ephemeral(m)]
+    blocks = [*_conversation_blocks(history), ("REPLY", _message_text(item.reply)), *_reaction_blocks(item)]
+    blocks += [("HINT", hint) for hint in hints]
+    blocks += [(f"LESSON {number}", text) for number, text in enumerate(lessons, 1)]
+    return _fence_record(LESSON_PROMPT, blocks)
+
+
+def build_pair_messages(messages: Sequence[Message], first: str, second: str) -> list[dict[str, str]]:
+    """Return the instructions and the fenced record of two replies to the same request."""
+    blocks = [*_conversation_blocks(messages), ("FIRST reply", first), ("SECOND reply", second)]
+    return _fence_record(PAIR_PROMPT, blocks)
 
 
 def _fence_record(prompt: Mapping[str, str], blocks: Sequence[tuple[str, str]]) -> list[dict[str, str]]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from openclaw_rl.common.assets import ASSETS
 from openclaw_rl.common.client_patterns import head_and_tail
 from openclaw_rl.common.message_hash import message_text, normalise_text, strip_time_stamp, visible_text
-from openclaw_rl.judge.rule_files import Rule, RuleFile, load_rule_files
+from openclaw_rl.common.rules.rule_files import Rule, RuleFile, load_rule_files, rules_path
 from openclaw_rl.judge.voting import distinct_hints, make_verdict
 from openclaw_rl.types import JudgeInput, Reaction, Verdict, Vote
 
@@ -28,7 +27,7 @@ class RulesJudge:
     @staticmethod
     def load(path: str | Path | None = None) -> RulesJudge:
         """Load a file or a folder; None: the shipped rules. Raises `ConfigError` (see `load_rule_files`)."""
-        files, digest = load_rule_files(Path(path or ASSETS / "rules").expanduser())
+        files, digest = load_rule_files(rules_path(path))
         return RulesJudge(files, f"rules@{digest}")
 
     async def judge(self, item: JudgeInput) -> Verdict:

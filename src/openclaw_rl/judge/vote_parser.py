@@ -64,6 +64,24 @@ def parse_hint(text: str) -> str | None:
     return hint
 
 
+def parse_lesson(text: str) -> dict[str, Any]:
+    """Return lesson, scope, same and contradicts of the last JSON object with a `lesson`. Raises `JudgeError`."""
+    found = [value for value in _json_objects(strip_reasoning(text)) if "lesson" in value]
+    if not found:
+        raise JudgeError(f"expected a JSON object with a lesson; got {describe_size(text)}")
+    answer = found[-1]
+    words = _clean_hint(answer["lesson"]) if isinstance(answer["lesson"], str) else None
+    if words is not None and _CONTROL_TOKEN.search(words):
+        raise JudgeError("expected a plain-text lesson; got one with control tokens of a chat template")
+    numbers = answer.get("contradicts")
+    return {
+        "lesson": words or "",
+        "scope": answer.get("scope"),
+        "same": answer.get("same") if isinstance(answer.get("same"), int) else None,
+        "contradicts": [n for n in numbers if isinstance(n, int)] if isinstance(numbers, list) else [],
+    }
+
+
 def strip_reasoning(text: str) -> str:
     """Return the text after the last `</think>`, or all of it without one; empty if the reasoning was cut off."""
     after = text.rpartition("</think>")[2].lstrip()

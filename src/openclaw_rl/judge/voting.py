@@ -65,7 +65,13 @@ def replace_verdict_surrogates(verdict: Verdict) -> Verdict:
     """Return the verdict with `replace_surrogates` applied to all its texts, so that it can be stored."""
     text = replace_surrogates
     votes = tuple(
-        replace(v, hint=v.hint and text(v.hint), reason=text(v.reason), error=v.error and text(v.error))
+        replace(
+            v,
+            hint=v.hint and text(v.hint),
+            reason=text(v.reason),
+            error=v.error and text(v.error),
+            fact=v.fact and text(v.fact),
+        )
         for v in verdict.votes
     )
     return replace(verdict, votes=votes, hints=tuple(map(text, verdict.hints)), reason=text(verdict.reason))

@@ -16,8 +16,10 @@ from openclaw_rl.common.progress import progress_count
 from openclaw_rl.common.worker_loop import DiskPause, HeartbeatTimer
 from openclaw_rl.errors import DamagedRow, OpenClawError, StoreError
 from openclaw_rl.judge import plugin, reward_model, user_feedback
-from openclaw_rl.judge.backoff import backoff_delay
+from openclaw_rl.judge.backoff import FailureLog, backoff_delay
+from openclaw_rl.judge.behaviour import verdicts as behaviour
 from openclaw_rl.judge.comparison import ComparisonQueue
+from openclaw_rl.judge.lessons.lesson_maker import LessonMaker
 from openclaw_rl.judge.llm import LlmJudge
 from openclaw_rl.judge.rules import RulesJudge
 from openclaw_rl.judge.teacher import Teacher
@@ -26,8 +28,10 @@ from openclaw_rl.judge.vote_parser import replace_surrogates
 from openclaw_rl.judge.voting import replace_verdict_surrogates
 from openclaw_rl.protocols import Judge
 from openclaw_rl.settings.load import Config
-from openclaw_rl.store import heartbeats, turns, version_stats
+from openclaw_rl.store import heartbeats, turns
+from openclaw_rl.store.behaviour.observations import is_signal
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.lineage import version_stats
 from openclaw_rl.types import JudgeInput, Verdict
 
 log = logging.getLogger("openclaw_rl.judge")
@@ -36,7 +40,6 @@ READ_AHEAD = 64  # maximum number of turns per read
 READ_EVERY = 0.5  # seconds between two reads while turns of the last read are not started
 FIRST_WAIT, LONGEST_WAIT = 1.0, 300.0  # seconds until a failed turn is judged again
 LONGEST_PROBE = 15.0  # seconds between two attempts while the judge is down
-LOG_EVERY = 30.0  # seconds between two warnings
 
 TurnKey = tuple[str, int]  # turn, revision of its reaction
 
@@ -60,6 +63,7 @@ async def run(config: Config, *, stop: asyncio.Event, judge: Judge | None = None
         await queue.run(stop)
     finally:
         await queue.cancel_tasks()
+        await queue.lessons.close()
         for asked in (judge, teacher):
             if isinstance(asked, LlmJudge | Teacher):
                 await asked.close()
@@ -97,12 +101,14 @@ class JudgeQueue:
 
     def __init__(self, config: Config, store: Store, judge: Judge, teacher: Teacher | None) -> None:
         self._poll, self._min_kappa = config.judge.poll, config.judge.min_kappa
-        self._workers = config.judge.workers
+        self._workers, self._signals = config.judge.workers, config.judge.signals
         self._store = store
         self._judge = judge
         self._teacher = teacher
+        self.lessons = LessonMaker(config, store, judge)
         self._ready: dict[TurnKey, JudgeInput] = {}
         self._tasks: dict[TurnKey, asyncio.Task[Verdict | None]] = {}
+        self._running: dict[TurnKey, JudgeInput] = {}  # the inputs of the tasks
         # (number of failures, earliest retry on the monotonic clock)
         self._retries: dict[TurnKey, tuple[int, float]] = {}
         self._may_have_new, self._last_read_at = True, float("-inf")
@@ -113,7 +119,7 @@ class JudgeQueue:
         self._seen_progress = progress_count()
         self._attempts = heartbeats.AttemptLog(store, "judge")
         self._deaths: dict[str, int] = {}  # turns on which an earlier worker died (`_attempt_ref`)
-        self._comparisons = ComparisonQueue(store, judge, config.judge.max_comparisons)
+        self._comparisons = ComparisonQueue(store, judge, config.judge)
         self._untrusted: set[str] = set()  # judges whose verdicts are not trained on
         self._trust_is_current = False  # since the last process, `judge.min_kappa` may have changed
 
@@ -163,7 +169,7 @@ class JudgeQueue:
         await self._comparisons.cancel_tasks()
 
     async def _read_closed_turns(self) -> None:
-        """Read closed turns if there may be new ones, and save verdicts from explicit feedback at once."""
+        """Read closed turns if there may be new ones, and save verdicts that need neither judge nor teacher at once."""
         if await asyncio.to_thread(self._store.has_changed):
             self._may_have_new = True
         now = time.monotonic()
@@ -179,8 +185,9 @@ class JudgeQueue:
             self._retries = {key: self._retries[key] for key in map(_turn_key, items) if key in self._retries}
         else:
             self._may_have_new = True
+        outright = {_turn_key(i): (i, v) for i in items if (v := self._verdict_without_judge(i))}
         settled = {
-            _turn_key(i): v for i in items if (v := user_feedback.explicit_verdict(i)) and not self._wants_hint(i, v)
+            key: v for key, (i, v) in outright.items() if not self._wants_hint(i, v) and not self.lessons.needs_model(v)
         }
         if settled:
             await asyncio.to_thread(self._save_verdicts, list(settled.values()))
@@ -222,10 +229,20 @@ class JudgeQueue:
         return any(_attempt_ref(key) in self._deaths for key in self._tasks)
 
     def _start_task(self, key: TurnKey) -> None:
-        self._tasks[key] = asyncio.create_task(self._judge_turn(self._ready.pop(key)), name=f"judge {key[0]}")
+        item = self._running[key] = self._ready.pop(key)
+        self._tasks[key] = asyncio.create_task(self._judge_turn(item), name=f"judge {key[0]}")
+
+    def _verdict_without_judge(self, item: JudgeInput) -> Verdict | None:
+        """Return the verdict from explicit feedback, or from behaviour if nothing can be read; else None."""
+        if behaviour.has_only_behaviour(item):
+            return behaviour.behaviour_verdict(item, self._signals)
+        return user_feedback.explicit_verdict(item)
 
     def _wants_hint(self, item: JudgeInput, verdict: Verdict) -> bool:
-        return self._teacher is not None and self._teacher.wants_hint(item, verdict)
+        """Return whether the teacher is asked. Behaviour does not show what a better reply would have been like."""
+        if self._teacher is None or is_signal(verdict.judge):
+            return False
+        return self._teacher.wants_hint(item, verdict)
 
     def _is_judge_down(self) -> bool:
         return self._failure_log.consecutive_failures >= self._workers
@@ -235,18 +252,19 @@ class JudgeQueue:
         outright = user_feedback.explicit_verdict(item)
         try:
             verdict = outright or user_feedback.apply_corrections(item, await self._judge.judge(item))
+            verdict = behaviour.apply_signals(item, verdict, self._signals)
         except Exception as error:  # noqa: BLE001  a plug-in judge may raise anything; only this turn is delayed
             self._record_failure(_turn_key(item), error)
             return None
-        if self._teacher is not None:
+        if self._teacher is not None and self._wants_hint(item, verdict):
             verdict = await self._teacher.add_hint(item, verdict)
-        if outright:  # the judge was not called: it may still be down
-            self._comparisons.add([item])
-        else:
+        if not outright:  # else the judge was not called: it may still be down
             if self._is_judge_down():  # the judge has recovered: retry the failed turns at once
                 self._retries = {key: (failures, 0.0) for key, (failures, _) in self._retries.items()}
             self._failure_log.record_recovery()
-        return replace_verdict_surrogates(verdict)
+        verdict = replace_verdict_surrogates(verdict)
+        await self.lessons.read_lesson(item, verdict)
+        return verdict
 
     async def _save_judged(self, keys: Sequence[TurnKey]) -> None:
         """Save the verdicts of finished tasks in one transaction, which also ends the work on them."""
@@ -259,6 +277,7 @@ class JudgeQueue:
             await asyncio.to_thread(self._save_verdicts, list(verdicts.values()), refs)
         for key in keys:
             del self._tasks[key]  # only now: on a full disk the verdicts are saved later
+        self._comparisons.add(self._running.pop(key) for key in keys)
         for ref in refs:
             self._deaths.pop(ref, None)
         for key in verdicts:
@@ -313,16 +332,19 @@ class JudgeQueue:
                 )
                 with contextlib.suppress(KeyError):  # the turn was erased while it was being judged
                     # False: the reaction changed in the meantime; its new revision is read as a separate item.
-                    self._judged_count += turns.add_verdict(conn, verdict)
+                    if turns.add_verdict(conn, verdict):
+                        self._judged_count += 1
+                        if verdict.judge not in self._untrusted:
+                            self.lessons.update(conn, verdict)
             if any(verdict.explicit for verdict in verdicts):
                 self._update_trust(conn)
 
     def _save_comparisons(self, verdicts: Sequence[Verdict]) -> None:
-        """Store the judge's verdicts on turns that have an explicit one, which stays in force."""
+        """Store the verdicts of judge and signals on turns that have an explicit one, which stays in force."""
         with self._store.write(durable=False) as conn:
             for verdict in verdicts:
                 with contextlib.suppress(KeyError):  # the turn was erased meanwhile
-                    turns.add_verdict(conn, verdict)
+                    turns.add_comparison(conn, verdict)
             self._update_trust(conn)
 
     def _update_trust(self, conn: Connection) -> None:
@@ -352,31 +374,3 @@ class JudgeQueue:
         if problem is not None:
             state, note = heartbeats.PARKED, problem
         heartbeats.write_heartbeat(self._store, "judge", note, state)
-
-
-class FailureLog:
-    """Counts consecutive failures and logs a warning about them at a limited rate."""
-
-    def __init__(self) -> None:
-        self.consecutive_failures = 0
-        self.last_error = ""
-        self._logged_at = float("-inf")
-
-    def record_failure(self, words: str, waiting: int, now: float) -> None:
-        """Record a failure; log a warning unless one was logged within `LOG_EVERY` seconds."""
-        self.consecutive_failures += 1
-        self.last_error = words
-        if now - self._logged_at >= LOG_EVERY:
-            self._logged_at = now
-            log.warning(
-                "No verdict: %s. Expected a usable answer; %d turn(s) are waiting and will be judged again. "
-                "If it persists, check judge.* in the settings.",
-                words.rstrip("."),
-                waiting,
-            )
-
-    def record_recovery(self) -> None:
-        """Record that the judge answers again."""
-        if self.consecutive_failures:
-            log.info("The judge answers again after %d failure(s).", self.consecutive_failures)
-        self.consecutive_failures = 0

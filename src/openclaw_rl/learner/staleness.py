@@ -59,12 +59,17 @@ def _stale_reason(sample: Sample, gap: str, setting: str, bound: float) -> str:
 
 
 def _token_gaps(sample: Sample, student: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return |log rho| of the trainable tokens. Raises `BrokenPolicy` if a value is not finite."""
+    """Return |log rho| of the trainable tokens; 0 for a teacher's reply, which has no importance ratio.
+
+    Raises `BrokenPolicy` if a value is not finite.
+    """
     if not np.all(np.isfinite(student)):
         raise BrokenPolicy(
             f"turn {sample.turn}: expected finite log-probabilities, got {student}. The policy's weights are broken: "
             "roll back to an earlier version."
         )
+    if sample.from_teacher:
+        return np.zeros(int(sample.mask.sum()))
     gaps: np.ndarray[Any, Any] = np.abs(student.astype(np.float64) - sample.logprobs)[sample.mask]
     return gaps
 
@@ -73,6 +78,4 @@ def no_signal_reason(sample: Sample) -> str:
     """Return why a sample that is not stale is in no term of the loss."""
     if sample.episode is None:
         return "no score and no hint that the method can use"
-    if sample.episode.outcome is None:
-        return "the outcome of its rollout is unknown"
-    return "its group gives no signal: the batch has no other rollout of its task, or all outcomes are equal"
+    return "its group gives no signal: all its rewards are equal"

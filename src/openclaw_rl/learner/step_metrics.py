@@ -114,7 +114,7 @@ def _off_policy_metrics(log_rho_K: torch.Tensor) -> dict[str, float]:
 def _reward_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     """Return mean and standard deviation over turn scores and, once per rollout, outcomes."""
     scores = [s.reward for s in samples if s.reward is not None]
-    outcomes = {(e.group, e.episode): e.outcome for s in samples if (e := s.episode) and e.outcome is not None}
+    outcomes = {e.episode: e.reward for s in samples if (e := s.episode)}
     rewards = [*scores, *outcomes.values()]
     return {"reward/mean": float(np.mean(rewards)), "reward/std": float(np.std(rewards))} if rewards else {}
 

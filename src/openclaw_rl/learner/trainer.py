@@ -27,7 +27,7 @@ from openclaw_rl.learner.forward.runner import ForwardRunner
 from openclaw_rl.learner.loss import distillation, plugin_loss
 from openclaw_rl.learner.loss.length_ema import LengthEma
 from openclaw_rl.learner.loss.policy_loss import LossResult, make_loss_config, micro_batch_loss
-from openclaw_rl.learner.loss.scored_batch import ScoredBatch, check_token_ids
+from openclaw_rl.learner.loss.scored_batch import ScoredBatch, check_token_ids, plain_sequence
 from openclaw_rl.learner.model import oom as memory
 from openclaw_rl.learner.model import state_files, weights
 from openclaw_rl.learner.model.ema_teacher import EmaTeacher
@@ -35,8 +35,11 @@ from openclaw_rl.learner.optim.optimizer import Optimizer, WeightSnapshot, sched
 from openclaw_rl.learner.scoring import PolicyScorer
 from openclaw_rl.learner.staleness import no_signal_reason
 from openclaw_rl.learner.step_metrics import EpochResult, epoch_metrics, no_step_reason, policy_metrics
+from openclaw_rl.methods.teacher_replies import TeacherReplies
+from openclaw_rl.methods.token_credit import credit_by_token
 from openclaw_rl.methods.types import AnyTerm, CreditMethod, Sample, StepResult
 from openclaw_rl.settings.load import ModelConfig, TrainConfig
+from openclaw_rl.types import Logprobs
 
 log = logging.getLogger(__name__)
 MIN_STEP_SCALE = 2**-8  # smallest fraction of a step; if the policy still moved too far, the gate rejects it
@@ -116,7 +119,7 @@ class LocalTrainer:
         state = state_files.read_state(Path(folder))
         self._steps, self._samples_seen = int(state["steps"]), int(state.get("samples", 0))
         if not self._optimizer.read(Path(folder)):
-            log.warning("%s no longer has an optimizer state: the optimizer starts from the beginning", folder)
+            log.info("%s no longer has an optimizer state: the optimizer starts from the beginning", folder)
 
     def step(self, samples: Sequence[Sample], out: str) -> StepResult:
         """See `protocols.Trainer`. A step with non-finite values does not change the weights; the gate rejects it.
@@ -139,15 +142,29 @@ class LocalTrainer:
                 raise
             return memory.retry_on_oom(lambda: self._take_step(samples, out), self._runner, has_stepped)
 
+    def score(self, samples: Sequence[Sample]) -> list[Logprobs]:
+        """See `protocols.Trainer`. Raises `TooLarge` if one row does not fit into memory, `ValueError` for unknown ids.
+
+        With several ranks, each of them gets all log-probabilities.
+        """
+        check_token_ids(samples, self.causal.config.get_text_config().vocab_size)
+        rows = [plain_sequence(sample) for sample in samples]
+        scores = memory.retry_on_oom(lambda: self.logprobs(rows), self._runner, lambda: False)
+        return [logp.float().cpu().numpy() for logp in scores]
+
     def _take_step(self, samples: Sequence[Sample], out: str) -> StepResult:
         started = time.perf_counter()
         check_token_ids(samples, self.causal.config.get_text_config().vocab_size)
-        batch, dropped = self._scorer.score_batch(samples, self._method)
-        passed = {"dropped/stale": float(sum(s.turn in dropped for s in samples if not s.replay))}
-        terms = self._method.loss_terms(batch.batch_logprobs(), self._method_state)
+        method = self._method_for(samples)
+        batch, dropped = self._scorer.score_batch(samples, method)
+        evidence = batch.batch_logprobs()
+        terms = method.loss_terms(evidence, self._method_state)
         members = [i for i in range(len(batch.samples)) if any(term.masks[i].any() for term in terms)]
-        for i in set(range(len(batch.samples))) - set(members):
-            dropped[batch.samples[i].turn] = no_signal_reason(batch.samples[i])
+        used = {batch.samples[i].turn for i in members}  # a turn may have a second sample
+        dropped = {turn: why for turn, why in dropped.items() if turn not in used}
+        passed = {"dropped/stale": float(len({s.turn for s in samples if not s.replay} & dropped.keys()))}
+        unused = (sample for sample in batch.samples if sample.turn not in used)
+        dropped |= {sample.turn: no_signal_reason(sample) for sample in unused}
         if not any(term.has_gradient for term in terms):
             no_signal = "the batch gives no signal: every advantage is 0"
             return self._no_step_result(batch, members, no_signal, passed, dropped)
@@ -161,8 +178,11 @@ class LocalTrainer:
         metrics |= self._scorer.update_teacher(batch.samples)
         first = [i for i in members if not batch.samples[i].replay]  # moving averages count each turn once
         updated = reply_tokens.updated_state(batch.trainable_tokens(first))
-        self._method_state = self._method.update_state([batch.samples[i] for i in first], updated)
-        self._steps, self._samples_seen = self._steps + 1, self._samples_seen + len(first)
+        self._method_state = method.update_state([batch.samples[i] for i in first], updated)
+        self._steps, self._samples_seen = (
+            self._steps + 1,
+            self._samples_seen + len({batch.samples[i].turn for i in first}),
+        )
         metrics |= {"step": float(self._steps), "learning_rate": rate} | passed
         if self._plugin_loss:
             metrics["plugin/wrong_signs"] = float(len(self._plugin_loss.sign_problems))
@@ -178,7 +198,15 @@ class LocalTrainer:
             metrics=metrics,
             memory=dict(self._method_state),
             dropped=dropped,
+            divergence=batch.teacher_divergences(),
+            credit=credit_by_token(terms, evidence),
         )
+
+    def _method_for(self, samples: Sequence[Sample]) -> CreditMethod:
+        """Return the method, with a term on the teacher's replies if there are any."""
+        if not any(sample.from_teacher for sample in samples):
+            return self._method
+        return TeacherReplies(self._method, top=self._train.distill.topk)
 
     def _no_step_result(
         self, batch: ScoredBatch, members: Sequence[int], why: str, metrics: dict[str, float], dropped: dict[str, str]
@@ -237,6 +265,7 @@ class LocalTrainer:
         if self._plugin_loss is not None:
             return self._plugin_loss.micro_batch_loss(batch, terms, indices, logps_KN[:, 0], denominator)
         lengths = torch.tensor([len(batch.samples[i].response_ids) for i in indices])
+        from_teacher = torch.tensor([batch.samples[i].from_teacher for i in indices])
         return micro_batch_loss(
             logp_K=logps_KN[:, 0],
             mu_K=torch.cat([batch.sampled_logprobs(i) for i in indices]).to(device),
@@ -247,6 +276,7 @@ class LocalTrainer:
             config=self._loss_config,
             old_K=torch.cat([batch.student[i] for i in indices]).to(device) if self._train.batch.epochs > 1 else None,
             rows_K=torch.arange(len(indices)).repeat_interleave(lengths).to(device),
+            sampled_K=~from_teacher.repeat_interleave(lengths).to(device) if from_teacher.any() else None,
         )
 
     def _token_logprobs(self, batch: ScoredBatch, indices: Sequence[int], ids_KN: torch.Tensor | None) -> torch.Tensor:
@@ -265,15 +295,18 @@ class LocalTrainer:
         """Keep the step within its trust region: halve it while it moved the policy too far (arXiv:1502.05477).
 
         The optimizer bounds gradients, not the change of the policy: in a batch of four turns, a single turn can move
-        the shared weights so far that replies degenerate. The distance is the mean k2 over the tokens of the batch.
+        the shared weights so far that replies degenerate. The distance is the mean k2 over the tokens of the batch
+        that a policy sampled: over a teacher's replies it would be no estimate of a KL divergence of the policy.
         """
+        turns = len({batch.samples[i].turn for i in members})
+        members = [i for i in members if not batch.samples[i].from_teacher] or members
         scale, rows = 1.0, [batch.rows[i] for i in members]
         metrics = policy_metrics(batch, members, self.logprobs(rows))
         while not metrics["kl/step"] <= self._train.safety.max_step_kl and scale > MIN_STEP_SCALE:
             scale /= 2
             self._optimizer.step_back_half(snapshot)
             metrics = policy_metrics(batch, members, self.logprobs(rows))
-        return metrics | {"step/scale": scale}
+        return metrics | {"step/scale": scale, "turns": float(turns)}
 
     def _state_file(self) -> dict[str, bytes]:
         state = {"steps": self._steps, "samples": self._samples_seen, "settings": self._train.model_dump(mode="json")}

@@ -19,33 +19,35 @@ class ScoreBaseline:
     def __init__(self, memory: Mapping[str, Any], *, decay: float, shrink: float) -> None:
         kept = memory.get(STATE_KEY) or {}
         self._state = memory
-        self._overall: tuple[float, int] = _parse_average(kept.get("all"))
-        self._agents: dict[str, tuple[float, int]] = {
+        self._overall: tuple[float, float] = _parse_average(kept.get("all"))
+        self._agents: dict[str, tuple[float, float]] = {
             k: _parse_average(v) for k, v in (kept.get("agents") or {}).items()
         }
         self._decay = decay
         self._shrink = shrink
 
     def read(self, agent: str) -> float:
-        """Return b = w * b_agent + (1 - w) * b_all, with w = n / (n + shrink) and n the agent's verdicts so far."""
-        value, n = self._agents.get(agent, (0.0, 0))
+        """Return b = w * b_agent + (1 - w) * b_all, with w = n / (n + shrink) and n the agent's total weight so far."""
+        value, n = self._agents.get(agent, (0.0, 0.0))
         w = n / (n + self._shrink) if n else 0.0
         return w * value + (1 - w) * self._overall[0]
 
-    def updated_state(self, verdicts: Sequence[tuple[str, float]]) -> dict[str, Any]:
-        """Return the state after these verdicts (agent, score in {+1, -1}), applied in order."""
+    def updated_state(self, verdicts: Sequence[tuple[str, float, float]]) -> dict[str, Any]:
+        """Return the state after these verdicts (agent, score in {+1, -1}, weight in (0, 1]), applied in order."""
         everyone, agents = self._overall, dict(self._agents)
-        for agent, score in verdicts:
-            everyone = self._update_average(everyone, score)
-            agents[agent] = self._update_average(agents.pop(agent, (0.0, 0)), score)  # pop: the newest come last
+        for agent, score, weight in verdicts:
+            everyone = self._update_average(everyone, score, weight)
+            before = agents.pop(agent, (0.0, 0.0))  # pop: the newest come last
+            agents[agent] = self._update_average(before, score, weight)
         kept = list(agents.items())[-MAX_AGENTS:]
         state = {"all": list(everyone), "agents": {name: list(pair) for name, pair in kept}}
         return dict(self._state) | {STATE_KEY: state}
 
-    def _update_average(self, pair: tuple[float, int], score: float) -> tuple[float, int]:
+    def _update_average(self, pair: tuple[float, float], score: float, weight: float) -> tuple[float, float]:
         value, n = pair
-        return self._decay * value + (1 - self._decay) * score, n + 1
+        rate = (1 - self._decay) * weight
+        return (1 - rate) * value + rate * score, n + weight
 
 
-def _parse_average(raw: Any) -> tuple[float, int]:
-    return (float(raw[0]), int(raw[1])) if raw else (0.0, 0)
+def _parse_average(raw: Any) -> tuple[float, float]:
+    return (float(raw[0]), float(raw[1])) if raw else (0.0, 0.0)

@@ -13,7 +13,7 @@ from openclaw_rl.methods.types import BatchLogprobs, CreditMethod, PolicyGradien
 
 
 class BinaryMethod(CreditMethod):
-    """Advantage A = r - b for r in {+1, -1}. A sample without a score is in no term and in no denominator.
+    """Advantage A = w (r - b) for r in {+1, -1} of weight w. A sample without a score is in no term or denominator.
 
     A is not divided by the standard deviation, which is 0 when all scores agree; in a batch of four that is common.
     """
@@ -28,7 +28,7 @@ class BinaryMethod(CreditMethod):
         """Return one term from the scores. b is the baseline before the batch."""
         baseline = ScoreBaseline(memory, decay=self._decay, shrink=self._shrink)
         advantages = [
-            np.full(len(s.mask), 0.0 if s.reward is None else _checked_reward(s) - baseline.read(s.agent))
+            np.full(len(s.mask), 0.0 if s.reward is None else s.weight * (_checked_reward(s) - baseline.read(s.agent)))
             for s in evidence.samples
         ]
         masks = [s.mask & (s.reward is not None) for s in evidence.samples]
@@ -36,7 +36,7 @@ class BinaryMethod(CreditMethod):
 
     def update_state(self, samples: Sequence[Sample], memory: Mapping[str, Any]) -> dict[str, Any]:
         """Return the state with the batch's scores added to the averages."""
-        verdicts = [(s.agent, s.reward) for s in samples if s.reward is not None]
+        verdicts = [(s.agent, s.reward, s.weight) for s in samples if s.reward is not None]
         return ScoreBaseline(memory, decay=self._decay, shrink=self._shrink).updated_state(verdicts)
 
 

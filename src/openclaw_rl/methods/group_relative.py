@@ -3,47 +3,77 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
 from openclaw_rl.methods.spec import MethodSettings, MethodSpec
-from openclaw_rl.methods.types import BatchLogprobs, CreditMethod, EpisodeStep, PolicyGradientTerm, Sample
+from openclaw_rl.methods.types import BatchLogprobs, CreditMethod, PolicyGradientTerm
+from openclaw_rl.types import EpisodeStep
 
 GroupScale = Literal["none", "std"]
-DivisorFunction = Callable[[Sequence[float]], float]
-StepKey = tuple[str, str, int]  # group, episode, step
+OutcomeMap = Literal["as_is", "signed"]
+Branches = Literal["chain", "all"]
 
 
 class GroupRelativeMethod(CreditMethod):
-    """Advantage A = (o - mean o) + (s - mean s), with the outcome o of the episode and the reward s of the step.
+    """Advantage A = w_o (o - mean o) + w_s (s - mean s), with outcome o of the episode and reward s of the step.
 
     Outcomes are compared over the episodes of a group; each episode counts once, however many steps it has. Step
     rewards are compared over the episodes that have one at the same step index (arXiv:2603.10165, step-wise rewards;
     arXiv:2402.03300, groups). The default is no division by the standard deviation (reasons: arXiv:2503.20783); with
-    `scale` "std" the divisor is at least `floor`.
+    `scale` "std" the divisor is at least `floor`. `outcome` "signed": o is 2r - 1 for a reward r.
 
-    A group is the part of it in this batch; a group split over two batches is two groups, each with its own mean. An
-    episode that is alone in its group, or in a group of equal values, has no advantage: it is in no term and in no
-    denominator. An episode with unknown outcome (a broken environment) is in no group, nor are its step rewards.
-    A sample without an episode is in no term.
+    Each sample has the rewards of its whole group, so its advantage does not depend on what else is in the batch. A
+    turn that is on no chain of steps has the outcome's part with `branches` "all", else none. A sample without an
+    episode, without a part, or whose parts compare equal values, is in no term and in no denominator.
     """
 
     uses_episodes = True
 
-    def __init__(self, *, scale: GroupScale = "none", floor: float = 0.1) -> None:
+    def __init__(
+        self,
+        *,
+        w_outcome: float = 1.0,
+        w_step: float = 1.0,
+        outcome: OutcomeMap = "as_is",
+        branches: Branches = "chain",
+        scale: GroupScale = "none",
+        floor: float = 0.1,
+    ) -> None:
+        """Raises `ValueError` if both weights are 0."""
+        if w_outcome == 0 and w_step == 0:
+            raise ValueError("train.loss.w_outcome and train.loss.w_step are 0: no episode has an advantage")
+        self._w_outcome, self._w_step, self._outcome, self._branches = w_outcome, w_step, outcome, branches
         self._scale, self._floor = scale, floor
 
+    def advantage(self, episode: EpisodeStep) -> float | None:
+        """Return the advantage of a turn; None if its group says nothing about it."""
+        if episode.step is None and self._branches == "chain":
+            return None
+        factor = 2.0 if self._outcome == "signed" else 1.0  # the constant of 2r - 1 cancels
+        rewards = [factor * reward for reward in episode.rewards]
+        parts = [self._relative_value(self._w_outcome, factor * episode.reward, rewards)]
+        if episode.step_reward is not None:
+            parts.append(self._relative_value(self._w_step, episode.step_reward, episode.step_rewards))
+        known = [part for part in parts if part is not None]
+        return sum(known) if known else None
+
+    def no_credit_reason(self, episode: EpisodeStep) -> str | None:
+        """See `CreditMethod.no_credit_reason`."""
+        if self.advantage(episode) is not None:
+            return None
+        if episode.step is None and self._branches == "chain":
+            return "it is on a branch that the end of its episode does not follow"
+        return "its group gives no signal: all its rewards are equal"
+
     def loss_terms(self, evidence: BatchLogprobs, memory: Mapping[str, Any]) -> tuple[PolicyGradientTerm, ...]:
-        """Return one term. Raises `ValueError` if an episode has two outcomes, or the same step twice."""
-        episodes = [_comparable_episode(sample) for sample in evidence.samples]
-        credit = _step_advantages([e for e in episodes if e is not None], self._group_divisor)
-        values = [None if e is None else credit.get((e.group, e.episode, e.step)) for e in episodes]
+        """Return one term."""
+        values = [None if s.episode is None else self.advantage(s.episode) for s in evidence.samples]
         pairs = list(zip(evidence.samples, values, strict=True))
-        everyone = {(e.group, e.episode) for e in episodes if e is not None}
-        spoke = {(e.group, e.episode) for e, v in zip(episodes, values, strict=True) if e is not None and v is not None}
+        everyone = {s.episode.episode for s in evidence.samples if s.episode is not None}
+        spoke = {s.episode.episode for s, v in pairs if s.episode is not None and v is not None}
         return (
             PolicyGradientTerm(
                 name="groups",
@@ -54,72 +84,37 @@ class GroupRelativeMethod(CreditMethod):
             ),
         )
 
-    def _group_divisor(self, values: Sequence[float]) -> float:
-        return max(float(np.std(values)), self._floor) if self._scale == "std" else 1.0
-
-
-def _comparable_episode(sample: Sample) -> EpisodeStep | None:
-    """Return the sample's episode if its outcome is known."""
-    return sample.episode if sample.episode is not None and sample.episode.outcome is not None else None
-
-
-def _step_advantages(episodes: Sequence[EpisodeStep], spread: DivisorFunction) -> dict[StepKey, float]:
-    """Return the advantage of each step that has one."""
-    outcomes = _outcomes_by_group(episodes)
-    rewards = _step_rewards(episodes)
-    out: dict[StepKey, float] = {}
-    for e in episodes:
-        parts = (
-            _relative_value(outcomes[e.group], e.episode, spread),
-            _relative_value(rewards.get((e.group, e.step), {}), e.episode, spread),
-        )
-        if known := [part for part in parts if part is not None]:
-            out[e.group, e.episode, e.step] = sum(known)
-    return out
-
-
-def _outcomes_by_group(episodes: Sequence[EpisodeStep]) -> dict[str, dict[str, float]]:
-    """Return group -> episode -> outcome. Raises `ValueError` for an episode with two outcomes."""
-    out: dict[str, dict[str, float]] = defaultdict(dict)
-    for e in episodes:
-        assert e.outcome is not None, "_comparable_episode() ensures it"
-        before = out[e.group].setdefault(e.episode, e.outcome)
-        if before != e.outcome:
-            raise ValueError(
-                f"group {e.group}, episode {e.episode}: expected one outcome at all its steps, "
-                f"got {before:g} and {e.outcome:g}"
-            )
-    return out
-
-
-def _step_rewards(episodes: Sequence[EpisodeStep]) -> dict[tuple[str, int], dict[str, float]]:
-    """Return (group, step) -> episode -> step reward. Raises `ValueError` for a repeated step."""
-    out: dict[tuple[str, int], dict[str, float]] = defaultdict(dict)
-    seen: set[StepKey] = set()
-    for e in episodes:
-        if (e.group, e.episode, e.step) in seen:
-            raise ValueError(f"group {e.group}, episode {e.episode}: expected step {e.step} once, got it twice")
-        seen.add((e.group, e.episode, e.step))
-        if e.step_reward is not None:
-            out[e.group, e.step][e.episode] = e.step_reward
-    return out
-
-
-def _relative_value(group: Mapping[str, float], episode: str, spread: DivisorFunction) -> float | None:
-    """Return the episode's value minus the group's mean, scaled; None without a value or if all are equal."""
-    values = list(group.values())
-    if episode not in group or math.isclose(min(values), max(values), rel_tol=1e-9, abs_tol=1e-12):  # up to rounding
-        return None
-    return float((group[episode] - np.mean(values)) / spread(values))
+    def _relative_value(self, weight: float, own: float, group: Sequence[float]) -> float | None:
+        """Return the weighted, scaled distance to the group's mean; None if all are equal or the weight is 0."""
+        if weight == 0 or math.isclose(min(group), max(group), rel_tol=1e-9, abs_tol=1e-12):  # up to rounding
+            return None
+        divisor = max(float(np.std(group)), self._floor) if self._scale == "std" else 1.0
+        return float(weight * (own - np.mean(group)) / divisor)
 
 
 def _create(train: MethodSettings) -> GroupRelativeMethod:
-    return GroupRelativeMethod(scale=train.loss.group_scale, floor=train.loss.group_floor)
+    return GroupRelativeMethod(
+        w_outcome=train.loss.w_outcome,
+        w_step=train.loss.w_step,
+        outcome=train.loss.outcome,
+        branches=train.branches,
+        scale=train.loss.group_scale,
+        floor=train.loss.group_floor,
+    )
 
 
 SPEC = MethodSpec(
     name="groups",
     summary="several episodes of one task (environments only)",
     create=_create,
-    own_settings=("train.loss.group_scale", "train.loss.group_floor"),
+    own_settings=(
+        "train.loss.w_outcome",
+        "train.loss.w_step",
+        "train.loss.outcome",
+        "train.loss.group_scale",
+        "train.loss.group_floor",
+        "train.branches",
+        "train.batch.min_groups",
+        "train.batch.max_groups",
+    ),
 )

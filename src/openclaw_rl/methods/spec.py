@@ -21,6 +21,9 @@ class MethodSettings(Protocol):
     @property
     def distill(self) -> Any: ...
 
+    @property
+    def branches(self) -> Any: ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MethodSpec:

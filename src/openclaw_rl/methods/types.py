@@ -13,29 +13,12 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from openclaw_rl.types import Ids, Logprobs, Mask
+from openclaw_rl.types import EpisodeStep, Ids, JudgedTurn, Logprobs, Mask, Reply
 
+Credit = NDArray[np.float16]
+"""[R] Credit of each token of a reply."""
 Divergence = Literal["reverse", "forward", "jsd"]
 """KL(student || teacher), KL(teacher || student), or the Jensen-Shannon divergence."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpisodeStep:
-    """One step of an episode, with the rewards that group-relative credit compares within a group of episodes."""
-
-    group: str
-    episode: str
-    step: int  # from 0
-    outcome: float | None  # of the whole episode; None: unknown (a broken environment)
-    step_reward: float | None = None  # of this step alone
-
-    def __post_init__(self) -> None:
-        for name, value in (("outcome", self.outcome), ("step reward", self.step_reward)):
-            if value is not None and not np.isfinite(value):
-                raise ValueError(
-                    f"group {self.group}, episode {self.episode}, step {self.step}: expected a finite {name}, or None "
-                    f"if it is unknown; got {value}"
-                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +34,11 @@ class Sample:
     temperature: float
     version: int
     reward: float | None  # +1, -1, or None: no binary term
+    weight: float = 1.0  # of the reward, in (0, 1]
     hinted_prompts: tuple[Ids, ...] = ()  # [H] each: the prompt with a hint; empty: no distillation term
     on_policy: bool = False  # sampled by the version that the step starts from
     replay: bool = False  # an ancestor of the new version was trained on it
+    from_teacher: bool = False  # sampled under a prompt with a hint, not under `prompt_ids`: no importance ratio
     episode: EpisodeStep | None = None  # its place in a group of episodes; None: a conversation
 
     def __post_init__(self) -> None:
@@ -63,8 +48,24 @@ class Sample:
                 f"turn {self.turn}: expected equal, non-zero lengths, got {len(self.prompt_ids)} prompt ids, "
                 f"{r} response ids, {len(self.logprobs)} logprobs, {len(self.mask)} mask entries"
             )
+        if not 0 < self.weight <= 1:
+            raise ValueError(f"turn {self.turn}: expected a weight in (0, 1], got {self.weight}")
         if not np.all(np.isfinite(self.logprobs)):
             raise ValueError(f"turn {self.turn}: sampled log-probabilities are not all finite")
+
+
+def make_sample(item: JudgedTurn, reply: Reply, **values: Any) -> Sample:
+    """Return the sample of a turn with this reply; `values`: the other fields. Raises `ValueError` as `Sample` does."""
+    request = item.exchange.request
+    return Sample(
+        turn=item.turn.id,
+        agent=request.agent,
+        prompt_ids=request.prompt_ids,
+        response_ids=reply.response_ids,
+        logprobs=reply.logprobs,
+        mask=reply.mask,
+        **values,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +152,8 @@ class StepResult:
     metrics: Mapping[str, float]
     memory: Mapping[str, Any]
     dropped: Mapping[str, str] = field(default_factory=dict)  # turn id -> why it had no gradient
+    divergence: Mapping[str, float] = field(default_factory=dict)  # turn id -> KL(policy || teacher) before the step
+    credit: Mapping[str, Credit] = field(default_factory=dict)  # turn id -> [R], see `token_credit`
 
 
 class CreditMethod(Protocol):
@@ -163,6 +166,10 @@ class CreditMethod(Protocol):
 
     def loss_terms(self, evidence: BatchLogprobs, memory: Mapping[str, Any]) -> Sequence[AnyTerm]:
         """Return the terms of the loss on these samples."""
+
+    def no_credit_reason(self, episode: EpisodeStep) -> str | None:
+        """Return why the rewards of a group give this turn no signal; None if they do. For `uses_episodes`."""
+        return None
 
     def update_state(self, samples: Sequence[Sample], memory: Mapping[str, Any]) -> dict[str, Any]:
         """Return the method state (`memory`) after training on these samples; unchanged unless the method has one."""

@@ -1,8 +1,8 @@
-"""Insert a hindsight hint into a prompt; shared by the trainer and by all code that shows a hinted prompt."""
+"""Insert a hindsight hint, or lessons, into a prompt; shared by the gateway, the trainer and the reports."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from openclaw_rl.types import Message
@@ -13,13 +13,24 @@ def with_hint(messages: Sequence[Message], hint: str, transient: Callable[[Messa
 
     `transient`: predicate for ephemeral messages. Raises `ValueError` if there is no such user message.
     """
-    out = list(messages)
-    for index in range(len(out) - 1, -1, -1):
-        message = out[index]
-        if message.get("role") == "user" and not transient(message):
-            out[index] = {**message, "content": _append_text(message.get("content"), f"\n\n[Hint: {hint}]")}
-            return out
-    raise ValueError(f"a hint needs a user message to append it to; got none among {len(out)} messages")
+    out, index = list(messages), hinted_index(messages, transient)
+    if index is None:
+        raise ValueError(f"a hint needs a user message to append it to; got none among {len(out)} messages")
+    out[index] = {**out[index], "content": _append_text(out[index].get("content"), f"\n\n[Hint: {hint}]")}
+    return out
+
+
+def hinted_index(messages: Sequence[Message], transient: Callable[[Message], bool]) -> int | None:
+    """Return the index of the message to which `with_hint` appends; None if there is no such message."""
+    return next(
+        (i for i in reversed(range(len(messages))) if messages[i].get("role") == "user" and not transient(messages[i])),
+        None,
+    )
+
+
+def lessons_hint(texts: Iterable[str]) -> str:
+    """Return several lessons as one hint: their sentences one after the other."""
+    return " ".join(text if text[-1:] in ".!?。！？" else f"{text}." for text in texts)
 
 
 def _append_text(content: Any, words: str) -> Any:

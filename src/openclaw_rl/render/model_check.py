@@ -131,9 +131,12 @@ def _shape_problems(files: ModelFiles, tensors: Mapping[str, TensorInfo]) -> Ite
     inner = files.config.get("text_config")
     config = inner if isinstance(inner, dict) else files.config
     vocabulary, width, layers = (config.get(key) for key in ("vocab_size", "hidden_size", "num_hidden_layers"))
-    for name, tensor in tensors.items():
-        if _EMBEDDING.search(name) and vocabulary and width and list(tensor["shape"]) != [vocabulary, width]:
-            yield f"the tensor {name} has the shape {tensor['shape']}, expected [{vocabulary}, {width}]"
+    embeddings = {name: list(tensor["shape"]) for name, tensor in tensors.items() if _EMBEDDING.search(name)}
+    has_own_width = any(config.get(key) for key in ("word_embed_proj_dim", "embedding_size"))
+    # A model with several parts (speech, vision) may have further embeddings of other shapes.
+    if embeddings and vocabulary and width and not has_own_width and [vocabulary, width] not in embeddings.values():
+        name, shape = next(iter(embeddings.items()))
+        yield f"the tensor {name} has the shape {shape}, expected [{vocabulary}, {width}]"
     found = {int(match[1]) for name in tensors if (match := _LAYER.search(name))}
     if isinstance(layers, int) and found and (absent := set(range(layers)) - found):
         yield f"the weights of layer {min(absent)} of {layers} are missing"

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from aiohttp import web
 
-from openclaw_rl.common.gateway_address import GatewayAddress, publish_address
+from openclaw_rl.common.gateway_address import GATE_REPLY_PATH, GatewayAddress, gate_key, publish_address
 from openclaw_rl.common.worker_loop import run_worker_loop
 from openclaw_rl.engines.registry import connect_engine
 from openclaw_rl.errors import OpenClawError
@@ -23,13 +23,17 @@ from openclaw_rl.protocols import Engine
 from openclaw_rl.render.model_folder import ModelFiles, compute_identity
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.serve.auth import ApiKeys, load_keys
+from openclaw_rl.serve.episodes.episode_handler import EpisodeHandler, add_episode_routes
+from openclaw_rl.serve.gate.reply_handler import GateReplyHandler
 from openclaw_rl.serve.gateway import Gateway
 from openclaw_rl.serve.http_connection import GatewayRunner
 from openclaw_rl.serve.http_headers import add_header_signals
 from openclaw_rl.serve.routes import GatewayRoutes
 from openclaw_rl.settings.load import Config
-from openclaw_rl.store import exchanges, heartbeats, policies
+from openclaw_rl.store import exchanges, heartbeats
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.lineage import policies
+from openclaw_rl.store.lineage.policy_names import ensure_shared
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +61,7 @@ def make_app(
 
     `store` must contain the root policy (`policies.ensure_root`).
     """
+    keys.ticket_secret = store.secret
     gateway = Gateway(config, store=store, engine=engine, renderer=renderer, identity=identity)
     routes = GatewayRoutes(gateway, keys, engine_alive)
     app = web.Application(middlewares=[routes.error_middleware])
@@ -70,7 +75,9 @@ def make_app(
     app.router.add_get("/v1/responses/{id}", routes.stored_responses.get_response)
     app.router.add_delete("/v1/responses/{id}", routes.stored_responses.refuse_delete)
     app.router.add_get("/v1/responses/{id}/input_items", routes.stored_responses.list_input_items)
+    app.router.add_post(GATE_REPLY_PATH, GateReplyHandler(gateway, gate_key(store.secret)).post_reply)
     app.router.add_post("/v1/feedback", routes.post_feedback)
+    add_episode_routes(app, EpisodeHandler(gateway, keys))
     app.router.add_get("/v1/models", routes.list_models)
     app.router.add_get("/v1/models/{name}", routes.get_model)
     for path in ("/health", "/healthz"):
@@ -132,6 +139,8 @@ def _prepare_store(store: Store, config: Config, name: str) -> None:
     now = time.time()
     with store.write() as conn:
         policies.ensure_root(conn, base=config.model.path, identity=name, at=now)
+        if config.policy.per != "all":
+            ensure_shared(conn)
         failed = exchanges.fail_running(conn, "the gateway was stopped before the reply was complete", now)
     if failed:
         log.warning("%d exchanges of the last run were incomplete; they are recorded as failed", failed)
@@ -187,7 +196,14 @@ def _address(config: Config) -> GatewayAddress:
     key: Literal["settings", "file"] = "settings" if config.serve.api_key else "file"
     path = Path(config.model.path).expanduser()
     base = str(path.absolute()) if path.is_dir() else config.model.path
-    return GatewayAddress(url=config.serve.url, model=config.model.name, model_path=base, key=key, pid=os.getpid())
+    return GatewayAddress(
+        url=config.serve.url,
+        model=config.model.name,
+        model_path=base,
+        key=key,
+        pid=os.getpid(),
+        method=config.train.method,
+    )
 
 
 async def _bind_socket(runner: web.AppRunner, config: Config) -> None:

@@ -15,6 +15,7 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import cast
@@ -22,6 +23,7 @@ from typing import cast
 from aiohttp import web
 
 from openclaw_rl.errors import ConfigError, RequestError
+from openclaw_rl.serve.episodes.ticket import TICKET_PREFIX, Ticket, read_ticket
 from openclaw_rl.serve.http_connection import GatewayConnection
 from openclaw_rl.settings.load import Config
 
@@ -39,33 +41,62 @@ def scope_of(key: str) -> str:
     return blake2b(key.encode("utf-8", "surrogateescape"), digest_size=6, person=b"openclaw-scope").hexdigest()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """Who sent a request. The exchanges of an episode have a scope of their own: they are linked to no others."""
+
+    scope: str
+    owner: str  # scope of the API key, also for a ticket that was made with it
+    episode: str | None = None  # of the ticket
+
+
 class ApiKeys:
     """The accepted API keys. A sent key is compared with each of them, in constant time."""
 
-    def __init__(self, keys: Sequence[str]) -> None:
+    def __init__(self, keys: Sequence[str], *, ticket_secret: bytes = b"") -> None:
+        """`ticket_secret`: of the store; without it no ticket is accepted."""
         self._keys_and_scopes = [(k.encode("utf-8", "surrogateescape"), scope_of(k)) for k in keys]
         self._wrong_keys = WrongKeyDelays()
+        self.ticket_secret = ticket_secret
 
     async def authenticate(self, request: web.Request) -> str:
-        """Return the scope of the request's key. Raises `RequestError` (401), for a wrong key after a delay."""
+        """Return the scope of an owner's key. Raises as `authenticate_caller` does, and 403 for a ticket."""
+        caller = await self.authenticate_caller(request)
+        if caller.episode is not None:
+            raise RequestError(
+                f"this key is for the replies of the episode {caller.episode} alone; {request.method} {request.path} "
+                "needs the owner's key.",
+                code="episode_key",
+                status=403,
+            )
+        return caller.scope
+
+    async def authenticate_caller(self, request: web.Request) -> Caller:
+        """Return who has the request's key. Raises `RequestError` (401), for a wrong key after a delay."""
         connection = cast(GatewayConnection, request.protocol)
         try:
-            scope = self.authenticated_scope(request.headers)
+            caller = self._find_caller(request.headers)
         except RequestError:
             if _sent_keys(request.headers):
                 await asyncio.sleep(self._wrong_keys.next_delay(connection.client_address))
             raise
         connection.mark_authenticated()
-        return scope
+        return caller
 
     def authenticated_scope(self, headers: Mapping[str, str]) -> str:
         """Return the scope of the key in `Authorization: Bearer`, else in `x-api-key` or Azure's `api-key`.
 
         Raises `RequestError` (401).
         """
+        return self._find_caller(headers).scope
+
+    def _find_caller(self, headers: Mapping[str, str]) -> Caller:
         keys = _sent_keys(headers)
-        found = next((scope for key in keys if (scope := self._match_key(key)) is not None), None)
-        if found is None:
+        owner = next((scope for key in keys if (scope := self._match_key(key)) is not None), None)
+        if owner is not None:
+            return Caller(scope=owner, owner=owner)
+        ticket = next((ticket for key in keys if (ticket := self._match_ticket(key)) is not None), None)
+        if ticket is None:
             what = "this API key is unknown" if keys else "no API key was sent"
             raise RequestError(
                 f"{what}. Send `Authorization: Bearer <key>` (or `x-api-key: <key>`, or `api-key: <key>`); the key is "
@@ -73,7 +104,13 @@ class ApiKeys:
                 code="invalid_api_key",
                 status=401,
             )
-        return found
+        scope = scope_of(f"{TICKET_PREFIX}{ticket.owner}.{ticket.episode}")
+        return Caller(scope=scope, owner=ticket.owner, episode=ticket.episode)
+
+    def _match_ticket(self, key: str) -> Ticket | None:
+        if not self.ticket_secret:
+            return None
+        return read_ticket(self.ticket_secret, key, [scope for _, scope in self._keys_and_scopes])
 
     def _match_key(self, key: str) -> str | None:
         raw, found = key.encode("utf-8", "surrogateescape"), None

@@ -154,6 +154,7 @@ class ReplyHeader:
     version: int
     prompt_tokens: int = 0  # tokens
     prompt_ids: Sequence[int] | None = None  # if they were requested
+    lessons: Sequence[str] = ()  # ids of those in the prompt
 
 
 class ReplyFailed(OpenClawError):

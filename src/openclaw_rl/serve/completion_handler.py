@@ -12,7 +12,7 @@ from typing import Any
 from aiohttp import web
 
 from openclaw_rl.errors import DiskFull, RequestError, StoreError
-from openclaw_rl.serve.auth import ApiKeys
+from openclaw_rl.serve.auth import ApiKeys, Caller
 from openclaw_rl.serve.chat_request import (
     DISK_FULL,
     ChatRequest,
@@ -47,22 +47,32 @@ class CompletionHandler:
 
     async def handle_request(self, request: web.Request) -> web.StreamResponse:
         """Handle a request for a reply, in the dialect of its path."""
-        scope = await self._keys.authenticate(request)
+        caller = await self._keys.authenticate_caller(request)
+        self._gateway.open_requests += 1
+        try:
+            return await self._answer(request, caller)
+        finally:
+            self._gateway.open_requests -= 1
+
+    async def _answer(self, request: web.Request, caller: Caller) -> web.StreamResponse:
+        self._gateway.check_running(caller)
         dialect = self.dialects[request.path]
         check = self._gateway.check_body_size if dialect.has_one_prompt else None
         ask = _apply_headers(await decode_body(dialect.decode, request, self._gateway.config.serve, check), request)
         ask = apply_effort(ask, self._gateway.renderer.template.names)
-        replies = await self._begin_all([ask, *(_apply_headers(other, request) for other in ask.further)], scope)
+        asks = [ask, *(_apply_headers(other, request) for other in ask.further)]
+        asks = [self._gateway.apply_episode(one, caller) for one in asks]
+        ask, replies = asks[0], await self._begin_all(asks, caller)
         if ask.stream:
             return await self._send_stream(request, dialect, ask, replies)
         return await self._send_complete(dialect, ask, replies)
 
-    async def _begin_all(self, asks: Sequence[ChatRequest], scope: str) -> list[InflightReply]:
+    async def _begin_all(self, asks: Sequence[ChatRequest], caller: Caller) -> list[InflightReply]:
         """Begin the replies of all requests of one body; if one is refused, all are."""
         replies: list[InflightReply] = []
         try:
             for ask in asks:
-                replies += await self._gateway.begin_replies(ask, scope)
+                replies += await self._gateway.begin_replies(ask, caller)
         except BaseException as error:  # also for a cancellation: the replies that were begun must end
             for reply in replies:
                 reply.cancel_reason = f"another prompt of the same request was refused: {error}"
@@ -88,13 +98,15 @@ class CompletionHandler:
             )
             for n, s in enumerate(replies)
         ]
-        return json_response(dialect.encode_response(replies[0].header, ask, choices), headers=_ignored_header(ask))
+        return json_response(
+            dialect.encode_response(replies[0].header, ask, choices), headers=_reply_headers(ask, replies)
+        )
 
     async def _send_stream(
         self, request: web.Request, dialect: Dialect, ask: ChatRequest, replies: Sequence[InflightReply]
     ) -> web.StreamResponse:
         headers = {"Content-Type": EVENT_STREAM, "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        response = web.StreamResponse(headers=headers | _ignored_header(ask))
+        response = web.StreamResponse(headers=headers | _reply_headers(ask, replies))
         encoder: StreamEncoder | None = None
         try:
             async with aclosing(merge_streams(replies)) as parts:
@@ -145,9 +157,10 @@ def describe_error(error: Exception, what: str) -> tuple[int, str, str | None, s
     return 500, "the gateway failed; see its log for the reason.", "internal_error", None
 
 
-def _ignored_header(ask: ChatRequest) -> dict[str, str]:
-    """Return the response header that lists ignored request fields."""
-    return {"X-OpenClaw-Ignored": "; ".join(ask.ignored_fields)[:1000]} if ask.ignored_fields else {}
+def _reply_headers(ask: ChatRequest, replies: Sequence[InflightReply]) -> dict[str, str]:
+    """Return the response headers that list ignored request fields, and the ids of the lessons in the prompt."""
+    ignored, lessons = "; ".join(ask.ignored_fields)[:1000], ", ".join(replies[0].header.lessons)
+    return {name: v for name, v in (("X-OpenClaw-Ignored", ignored), ("X-OpenClaw-Lessons", lessons)) if v}
 
 
 def _apply_headers(ask: ChatRequest, request: web.Request) -> ChatRequest:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from openclaw_rl.common.steady_clock import recorded_time
 from openclaw_rl.errors import PromptTooLong, RequestError
 from openclaw_rl.protocols import Engine
 from openclaw_rl.render.renderer import RenderedPrompt, Renderer
+from openclaw_rl.serve.auth import Caller
 from openclaw_rl.serve.chat_request import (
     MIN_TEMPERATURE,
     ChatRequest,
@@ -24,8 +25,11 @@ from openclaw_rl.serve.chat_request import (
     choice_id,
     field_error,
 )
+from openclaw_rl.serve.episodes.open_episodes import OpenEpisodes, apply_episode
+from openclaw_rl.serve.gate.canary import conversation_of
 from openclaw_rl.serve.group_commit import GroupCommitWriter
 from openclaw_rl.serve.inflight_reply import InflightReply
+from openclaw_rl.serve.lessons.lesson_picker import LessonPicker, load_topics
 from openclaw_rl.serve.previous_response import resolve_previous_response
 from openclaw_rl.serve.prompt_builder import BuiltPrompt, PromptBuilder
 from openclaw_rl.serve.prompt_recovery import PromptRecovery
@@ -33,7 +37,9 @@ from openclaw_rl.serve.structured_output import build_grammar, grammar_error
 from openclaw_rl.serve.version_manager import VersionManager
 from openclaw_rl.settings.load import Config, SamplingOverride
 from openclaw_rl.store.db import Store
-from openclaw_rl.types import Capture, Request, Sampling
+from openclaw_rl.store.episodes.episodes import running_episodes
+from openclaw_rl.store.lineage.policy_names import policy_name
+from openclaw_rl.types import Capture, Kind, Request, Sampling
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +62,7 @@ class Gateway:
         self.config, self.store, self.engine, self.renderer, self.identity = config, store, engine, renderer, identity
         self.metrics = GatewayMetrics()
         self.running_replies = 0  # replies in flight
+        self.open_requests = 0  # for replies, from their authentication to the last byte that is sent
         self.metrics.running.set_function(lambda: self.running_replies)
         self.disk = DiskMonitor(store.path.parent)
         self.writer = GroupCommitWriter(store, self.metrics, self.disk)
@@ -66,58 +73,75 @@ class Gateway:
             is_ephemeral=message_hash.EphemeralMatcher(config.serve.ephemeral_patterns),
             recall=PromptRecovery(store, identity=identity, stop_token_ids=renderer.stop_token_ids),
         )
+        self.lessons = LessonPicker(
+            store,
+            config.serve.lessons,
+            config.policy.per,
+            topics=load_topics(config.judge),
+            is_ephemeral=self.prompt_builder.is_ephemeral,
+        )
         self.supports_grammar = True  # whether the engine supports grammars; True until the engine has reported it
         self.context_length = config.engine.max_context or renderer.context_length or DEFAULT_CONTEXT_TOKENS
         self._sampling_override = sampling_fields(config.serve.sampling_override)
+        with store.read() as conn:
+            self.episodes = OpenEpisodes(running_episodes(conn))
         self.version_task: asyncio.Task[None] | None = None
         self._background_tasks: set[asyncio.Task[None]] = set()
 
-    async def begin_replies(self, ask: ChatRequest, scope: str) -> list[InflightReply]:
+    def check_running(self, caller: Caller) -> None:
+        """Raise `RequestError` (410) if the caller's key is for an episode that has ended."""
+        if caller.episode is not None:
+            self.episodes.get_running(caller.episode)
+
+    def apply_episode(self, ask: ChatRequest, caller: Caller) -> ChatRequest:
+        """Return the request as one of the caller's episode, if the key is for one. Raises as `check_running` does."""
+        if caller.episode is None:
+            return ask
+        ask = replace(ask, sampling=replace(ask.sampling, **self._sampling_override))
+        return apply_episode(ask, self.episodes.get_running(caller.episode), self.config.engine.effective_convention)
+
+    async def begin_replies(self, ask: ChatRequest, caller: Caller) -> list[InflightReply]:
         """Begin the request's `n` replies: one prompt and one version for all, and one exchange for each.
 
         For each reply, the caller iterates `stream_parts` or calls `cancel_unstarted`. Raises `RequestError`, and
         `DiskFull` if no reply could be recorded.
         """
         self.disk.check()
+        scope = caller.scope
         ask = await resolve_previous_response(ask, scope, self.store)
-        version, name = await self._acquire_version(ask.model)
-        try:
-            if ask.completion_prompt is None:
-                prompt = await self._build_prompt(ask, scope, self.context_length)
-            else:
-                ask, prompt = await self.prompt_builder.build_completion(ask, self.context_length)
-            sampling = self._effective_sampling(ask, prompt.rendered)
-        except BaseException:  # also for a cancellation: the acquired version must be released
-            self.versions.release(version)
-            raise
-        now = recorded_time()
-        session, agent = prompt.history.origin or (None, "")
-        request = Request(
-            id=f"{ask.id_prefix}{_id_generator.getrandbits(112):028x}",
-            scope=scope,
-            agent=ask.agent or agent,
-            user=ask.user,
-            session=ask.session or session,
-            kind=ask.kind,
-            capture=Capture(self.config.serve.capture),
-            session_done=ask.session_done,
-            dialect=ask.dialect,
-            messages=ask.messages,
-            tools=ask.tools,
-            template=ask.template_variables,
-            previous=ask.previous_id,
-            marks=prompt.history.marks,
-            sampling=sampling,
-            prompt_ids=prompt.rendered.prompt_ids,
-            version=version,
-            identity=self.identity,
-            admitted_at=now,
-            untrainable=self._untrainable_reason(ask, prompt),
-        )
+        pinned, name = self._parse_model(ask.model)
+        if ask.completion_prompt is None:
+            has_lessons = caller.episode is None
+            prompt = await self._build_prompt(ask, scope, self.context_length, name, has_lessons=has_lessons)
+        else:
+            ask, prompt = await self.prompt_builder.build_completion(ask, self.context_length)
+        override = self._sampling_override if caller.episode is None else {}
+        sampling = self._effective_sampling(ask, prompt.rendered, override)
+        if pinned is None:
+            session, agent = prompt.history.origin or (None, "")
+            owner = policy_name(self.config.policy.per, agent=ask.agent or agent, user=ask.user, key=caller.owner)
+            conversation = conversation_of(scope, ask.session or session, prompt.history)
+            version = self.versions.acquire_current(owner, conversation)
+        else:
+            version = await self.versions.acquire_version(pinned)
+        if caller.episode is not None:
+            try:
+                self.episodes.reserve_replies(caller.episode, ask.n)
+            except RequestError:
+                self.versions.release(version)
+                raise
+        request = self._make_request(ask, caller, prompt, sampling, version)
         prompt_tokens = len(request.prompt_ids)
         self.metrics.prompt_tokens.inc(prompt_tokens)
         self.metrics.reused_tokens.inc(prompt.reused)
-        header = ReplyHeader(id=request.id, created=int(now), model=name, version=version, prompt_tokens=prompt_tokens)
+        header = ReplyHeader(
+            id=request.id,
+            created=int(request.admitted_at),
+            model=name,
+            version=version,
+            prompt_tokens=prompt_tokens,
+            lessons=tuple(prompt.lessons),
+        )
         if ask.return_token_ids:
             header = replace(header, prompt_ids=request.prompt_ids.tolist())
         out = [InflightReply(self, ask, request, prompt, header)]
@@ -130,6 +154,36 @@ class Gateway:
             *(request.id, request.dialect, ask.n, version, prompt_tokens, prompt.reused, request.session),
         )
         return out
+
+    def _make_request(
+        self, ask: ChatRequest, caller: Caller, prompt: BuiltPrompt, sampling: Sampling, version: int
+    ) -> Request:
+        """Return the record of a request that this version answers. Its first message may state session and agent."""
+        session, agent = prompt.history.origin or (None, "")
+        return Request(
+            id=f"{ask.id_prefix}{_id_generator.getrandbits(112):028x}",
+            scope=caller.scope,
+            agent=ask.agent or agent,
+            user=ask.user,
+            session=ask.session or session,
+            kind=ask.kind,
+            capture=Capture(self.config.serve.capture),
+            session_done=ask.session_done,
+            episode=caller.episode,
+            dialect=ask.dialect,
+            messages=ask.messages,
+            tools=ask.tools,
+            template=ask.template_variables,
+            previous=ask.previous_id,
+            marks=prompt.history.marks,
+            sampling=sampling,
+            prompt_ids=prompt.rendered.prompt_ids,
+            lessons=prompt.lessons,
+            version=version,
+            identity=self.identity,
+            admitted_at=recorded_time(),
+            untrainable=self._untrainable_reason(ask, prompt),
+        )
 
     def _untrainable_reason(self, ask: ChatRequest, prompt: BuiltPrompt) -> str | None:
         if ask.prefix is not None:
@@ -144,11 +198,10 @@ class Gateway:
         """
         limit = MAX_COUNTED_CONTEXTS * self.context_length
         ask = await resolve_previous_response(ask, scope, self.store)
-        version, _ = await self._acquire_version(ask.model)
-        try:
-            return len((await self._build_prompt(ask, scope, limit)).rendered.prompt_ids)
-        finally:
-            self.versions.release(version)
+        pinned, name = self._parse_model(ask.model)
+        if pinned is not None:
+            self.versions.release(await self.versions.acquire_version(pinned))
+        return len((await self._build_prompt(ask, scope, limit, name)).rendered.prompt_ids)
 
     def check_body_size(self, size: int, *, contexts: int = 1) -> None:
         """Raise `PromptTooLong` if a body of `size` bytes is longer than any prompt of so many contexts can be."""
@@ -159,24 +212,45 @@ class Gateway:
         if tokens > contexts * limit:
             raise PromptTooLong(tokens, limit, is_minimum=True)
 
-    async def _build_prompt(self, ask: ChatRequest, scope: str, limit: int) -> BuiltPrompt:
+    async def _build_prompt(
+        self, ask: ChatRequest, scope: str, limit: int, model: str, *, has_lessons: bool = True
+    ) -> BuiltPrompt:
+        """Build the prompt with the lessons for it. `model`: a request for one version gets none, nor do side calls.
+
+        A prompt that has no space for the lessons is built without them. `has_lessons`: False in episodes.
+        """
         if len(ask.messages) > limit:  # in every template a message takes at least one token
             raise PromptTooLong(len(ask.messages), limit, is_minimum=True)
         try:
-            return await self.prompt_builder.build_prompt(ask, scope, limit)
+            is_pinned = model.startswith(f"{self.config.model.name}@")
+            if not has_lessons or self.config.serve.lessons == "off" or is_pinned or ask.kind is Kind.SIDE:
+                return await self.prompt_builder.build_prompt(ask, scope, limit)
+            return await self._build_with_lessons(ask, scope, limit)
         except RecursionError:
             raise field_error("messages", "nested too deeply.") from None
 
-    async def _acquire_version(self, model: str) -> tuple[int, str]:
-        """Return (a version that the caller releases, the model name for the response). Raises `RequestError` (404)."""
+    async def _build_with_lessons(self, ask: ChatRequest, scope: str, limit: int) -> BuiltPrompt:
+        lookup = self.lessons.lookup(ask, scope)
+        try:
+            prompt = await self.prompt_builder.build_prompt(ask, scope, limit, lookup)
+        except PromptTooLong:
+            if not lookup.found:
+                raise
+        else:
+            if not prompt.lessons or len(prompt.rendered.prompt_ids) < limit:
+                return prompt
+        return await self.prompt_builder.build_prompt(ask, scope, limit)
+
+    def _parse_model(self, model: str) -> tuple[int | None, str]:
+        """Return (the version that the client pinned, the model name for the response). Raises `RequestError` (404)."""
         name = self.config.model.name
         if model in (name, ""):
-            return self.versions.acquire_current(), name
+            return None, name
         base, _, pin = model.partition("@")
         if base == name and pin.isascii() and pin.isdigit() and len(pin) < 10:
-            return await self.versions.acquire_version(int(pin)), model
+            return int(pin), model
         if self.config.serve.any_model:
-            return self.versions.acquire_current(), model
+            return None, model
         raise RequestError(
             f"the model {model[:80]!r} is not here. Use {name!r} (the newest version, {self.versions.head}) "
             f"or {name}@<version> for an older version; GET /v1/models lists them.",
@@ -185,8 +259,8 @@ class Gateway:
             status=404,
         )
 
-    def _effective_sampling(self, ask: ChatRequest, rendered: RenderedPrompt) -> Sampling:
-        """Return the request's sampling with `max_tokens` limited to the context, and `serve.sampling_override`."""
+    def _effective_sampling(self, ask: ChatRequest, rendered: RenderedPrompt, override: Mapping[str, Any]) -> Sampling:
+        """Return the request's sampling with `max_tokens` limited to the context, and with the fields of `override`."""
         prompt = len(rendered.prompt_ids)
         remains = self.context_length - prompt
         if remains < 1:
@@ -203,7 +277,7 @@ class Gateway:
                     "min_tokens", f"conflicts with {ask.constraint.param}, which decides where a reply ends."
                 )
             limit["grammar"] = self._build_grammar(ask, ask.constraint, rendered)
-        return replace(sampling, **(limit | self._sampling_override))
+        return replace(sampling, **(limit | dict(override)))
 
     def _build_grammar(self, ask: ChatRequest, forced: ResponseConstraint, rendered: RenderedPrompt) -> str:
         if not self.supports_grammar:

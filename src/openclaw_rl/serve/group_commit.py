@@ -14,21 +14,23 @@ from sqlalchemy import Connection
 from openclaw_rl.common import disk_space
 from openclaw_rl.common.disk_space import DiskMonitor
 from openclaw_rl.common.logging_metrics import GatewayMetrics
-from openclaw_rl.errors import DiskFull, StoreError
+from openclaw_rl.errors import DiskFull, OpenClawError
 from openclaw_rl.store import exchanges
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.episodes import episodes
+from openclaw_rl.store.episodes.records import Episode, EpisodeEnd
 from openclaw_rl.types import ExchangeStatus, Feedback, Reply, Request
 
 log = logging.getLogger(__name__)
 
-WriteItem = Request | Reply | Feedback
+WriteItem = Request | Reply | Feedback | Episode | EpisodeEnd
 MAX_GROUP_ITEMS = 256
 MAX_DISK_WAIT = 10.0  # seconds that a finished reply waits for space on a full disk before its client gets an error
 _QueuedWrite = tuple[WriteItem, asyncio.Future[None]]
 
 
 class GroupCommitWriter:
-    """Group commit writer for admissions, finished replies and feedback.
+    """Group commit writer for admissions, finished replies, feedback, and the begin and end of episodes.
 
     An item is durable when its future is done; the future gets the store's error if the write fails. If a group
     fails, its items are committed one by one, so that one invalid item does not fail the others.
@@ -119,7 +121,7 @@ class GroupCommitWriter:
                 if self._may_wait and time.monotonic() < deadline:
                     self._held.append((jobs[0], deadline))
                     return
-            if not isinstance(error, StoreError | KeyError):
+            if not isinstance(error, OpenClawError | KeyError):
                 log.exception("the store rejected an exchange")
             _notify_waiters(jobs, error)
         else:
@@ -162,6 +164,11 @@ def _insert_items(conn: Connection, items: Sequence[WriteItem]) -> None:
         exchanges.finish(conn, ended)
     if given := [i for i in items if isinstance(i, Feedback)]:
         exchanges.add_feedback(conn, given)
+    for item in items:
+        if isinstance(item, Episode):
+            episodes.open_episode(conn, item)
+        elif isinstance(item, EpisodeEnd):
+            episodes.end_episode(conn, item)
 
 
 def _notify_waiters(jobs: Sequence[_QueuedWrite], error: Exception | None) -> None:

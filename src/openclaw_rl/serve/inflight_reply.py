@@ -22,6 +22,7 @@ from openclaw_rl.protocols import Engine
 from openclaw_rl.render.chat_template import content_text
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.serve.chat_request import DISK_FULL, ChatRequest, ReplyEnd, ReplyFailed, ReplyHeader, StreamPart
+from openclaw_rl.serve.episodes.open_episodes import OpenEpisodes
 from openclaw_rl.serve.group_commit import GroupCommitWriter
 from openclaw_rl.serve.prompt_builder import BuiltPrompt, PromptBuilder
 from openclaw_rl.serve.reply_accumulator import ReplyAccumulator
@@ -45,6 +46,7 @@ class ReplyContext(Protocol):
     metrics: GatewayMetrics
     writer: GroupCommitWriter
     versions: VersionManager
+    episodes: OpenEpisodes
     prompt_builder: PromptBuilder
     running_replies: int
 
@@ -122,14 +124,21 @@ class InflightReply:
             self._end_in_background(ExchangeStatus.CANCELLED, self.cancel_reason)
             raise
         except (ReplyFailed, RequestError) as error:
+            self._return_reply()
             await self._record_failure(str(error))
             raise
         except Exception as error:  # any error: the exchange must not stay RUNNING
+            self._return_reply()
             self._end_in_background(ExchangeStatus.FAILED, f"{type(error).__name__}: {error}")
             raise
         finally:
             context.running_replies -= 1
             context.versions.release(self._version)
+
+    def _return_reply(self) -> None:
+        """Do not count a reply that failed towards the limit of its episode."""
+        if self._request.episode is not None:
+            self._context.episodes.return_reply(self._request.episode)
 
     def cancel_unstarted(self) -> None:
         """Cancel the reply if `stream_parts` was never iterated."""

@@ -3,13 +3,16 @@
 Every message is hashed once, for its mark (linking; without ephemeral messages) and for a chain over all messages
 (bridging: a prompt may continue stored tokens only if it continues everything that was sent). In a rendered prompt,
 our earlier replies are recognised by their marks and keep their sampled tokens.
+
+Lessons are text in the last user message of the prompt that the client has not sent. The marks do not see it. The chain
+for bridging does: the next prompt, whose history has the message as the client sent it, does not continue these tokens.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any, TypeVar
 
@@ -21,9 +24,11 @@ from openclaw_rl.common.large_requests import run_large, stop_if_cancelled
 from openclaw_rl.errors import PromptTooLong
 from openclaw_rl.render.caches import SampledTokens, TokenBudgetLRU, TwoGenerationLRU
 from openclaw_rl.render.chat_template import SerializedTool
+from openclaw_rl.render.hint import hinted_index, lessons_hint, with_hint
 from openclaw_rl.render.renderer import RenderedPrompt, Renderer
 from openclaw_rl.render.splice import PromptPiece, SampledReply
 from openclaw_rl.serve.chat_request import ChatRequest, field_error
+from openclaw_rl.serve.lessons.lesson_picker import LessonLookup
 from openclaw_rl.serve.prompt_recovery import PromptRecovery
 from openclaw_rl.types import Ids, Mark, Message, Reply, Request
 
@@ -84,6 +89,7 @@ class BuiltPrompt:
     history: HashedHistory
     reused: int
     has_acting_token: bool = False
+    lessons: Mapping[str, str] = field(default_factory=dict)  # id -> text of those in the prompt
 
 
 class PromptBuilder:
@@ -99,7 +105,7 @@ class PromptBuilder:
     ) -> None:
         self.renderer = renderer
         self._secret = secret
-        self._is_ephemeral = is_ephemeral
+        self.is_ephemeral = is_ephemeral
         self._token_source = recall
         self._exchange_tokens: TokenBudgetLRU[SampledTokens] = TokenBudgetLRU()
         self._sampled_replies: TokenBudgetLRU[SampledReply] = TokenBudgetLRU(REPLY_CACHE_TOKENS)
@@ -112,7 +118,9 @@ class PromptBuilder:
         self._tool_cache: TwoGenerationLRU[bytes, ToolFeatures] = TwoGenerationLRU(256)
         self._mark_cache: TwoGenerationLRU[tuple[int, bytes, bytes], Mark] = TwoGenerationLRU(131072)
 
-    async def build_prompt(self, ask: ChatRequest, scope: str, limit: int) -> BuiltPrompt:
+    async def build_prompt(
+        self, ask: ChatRequest, scope: str, limit: int, lookup: LessonLookup | None = None
+    ) -> BuiltPrompt:
         """Build the prompt. Raises `RequestError` if the template rejects the conversation or a client's variable.
 
         Raises `PromptTooLong` before it renders or tokenizes text that exceeds `limit` tokens by far.
@@ -120,7 +128,13 @@ class PromptBuilder:
         large = ask.size > BUILD_IN_THREAD_BYTES or len(ask.messages) > BUILD_IN_THREAD_MESSAGES
         if ask.size > CHARS_PER_TOKEN * limit:
             await run_large(lambda: self._check_length(_kept_texts(ask.messages), limit))
-        features, tools, history = await call_in(self._read_request, ask, scope, in_thread=large)
+        features, tools = await call_in(self._read_request, ask, in_thread=large)
+        lessons = await lookup.find_lessons(_stated_origin(features)) if lookup is not None else {}
+        if lessons and (at := hinted_index(ask.messages, self.is_ephemeral)) is not None:
+            ask, features = self._add_hint(ask, features, lessons_hint(lessons.values()), at)
+        else:
+            lessons = {}
+        history = await call_in(self._hash_history, features, tools, scope, ask.template_variables, in_thread=large)
         acts = tools.has_acting_token or any(f.has_acting_token for f in features)
         acts = acts or any(map(self.renderer.has_acting_token, ask.template_variables.values()))
         found = None
@@ -131,12 +145,12 @@ class PromptBuilder:
             new = await self._tokenize_pieces(text, [text], limit, in_thread=large)
             bridged = self.renderer.bridge_prompt(found[1].prompt_ids, found[1].response_ids, new)
             if bridged is not None:
-                return BuiltPrompt(bridged, history, len(found[1]), acts)
+                return BuiltPrompt(bridged, history, len(found[1]), acts, lessons)
         await self._recover_replies(scope, history)
         whole, pieces = await call_in(self._render_pieces, ask, scope, features, tools, history, in_thread=large)
         reused = sum(len(piece) for piece in pieces if not isinstance(piece, str))
         rendered = await self._tokenize_pieces(whole, pieces, limit, in_thread=large)
-        return BuiltPrompt(rendered, history, reused, acts)
+        return BuiltPrompt(rendered, history, reused, acts, lessons)
 
     async def build_completion(self, ask: ChatRequest, limit: int) -> tuple[ChatRequest, BuiltPrompt]:
         """Build the prompt of a text completion. Returns the request with the prompt as its only message, too.
@@ -162,9 +176,23 @@ class PromptBuilder:
         text = self.renderer.tokenizer.backend.decode(given, skip_special_tokens=False)
         return text, np.array(given, dtype=np.int32)
 
-    def _read_request(self, ask: ChatRequest, scope: str) -> tuple[list[MessageFeatures], ToolFeatures, HashedHistory]:
-        features, tools = self._message_features(ask), self._tool_features(ask)
-        return features, tools, self._hash_history(features, tools, scope, ask.template_variables)
+    def _read_request(self, ask: ChatRequest) -> tuple[list[MessageFeatures], ToolFeatures]:
+        return self._message_features(ask), self._tool_features(ask)
+
+    def _add_hint(
+        self, ask: ChatRequest, features: Sequence[MessageFeatures], hint: str, at: int
+    ) -> tuple[ChatRequest, list[MessageFeatures]]:
+        """Return the request and its features with a hint at the message `at`. Its mark stays that of the message."""
+        messages, features = with_hint(ask.messages, hint, self.is_ephemeral), list(features)
+        ready = self.renderer.prepare_message(messages[at])
+        sent = blake2b(features[at].sent_hash + hint.encode("utf-8", "surrogatepass"), digest_size=16, key=self._secret)
+        features[at] = replace(
+            features[at],
+            template_message=ready,
+            sent_hash=sent.digest(),
+            has_acting_token=self.renderer.message_has_acting_token(ready),
+        )
+        return replace(ask, messages=messages), features
 
     def _text_after(self, ask: ChatRequest, index: int) -> str | None:
         return self.renderer.text_after(ask.messages[index], ask.messages[index + 1 :], tools=bool(ask.tools))
@@ -287,7 +315,7 @@ class PromptBuilder:
             mark.own,
             mark.role,
             mark.distinctive,
-            self._is_ephemeral(message),
+            self.is_ephemeral(message),
             ready,
             sent,
             message_hash.openclaw_session(message),
@@ -324,9 +352,8 @@ class PromptBuilder:
                 chain = mark.chain
             if feature.role == "assistant":
                 keys.append((index, full.copy().digest()))
-        first = next((feature for feature in features if feature.role == "user"), None)
         bridges = self.renderer.bridge_unsupported_reason is None and not variables
-        origin = first.origin if first else None
+        origin = _stated_origin(features)
         return HashedHistory(tuple(marks), tuple(keys), full, len(marks) == len(features), origin, bridges)
 
     def _message_mark(self, feature: MessageFeatures, index: int, chain: bytes) -> Mark:
@@ -355,6 +382,12 @@ class PromptBuilder:
             end = history.hash_state.copy()
             end.update(mark.own)
             self._exchange_tokens.put(end.digest(), SampledTokens(request.prompt_ids, reply.response_ids))
+
+
+def _stated_origin(features: Sequence[MessageFeatures]) -> tuple[str, str] | None:
+    """Return the (session, agent) that the first user message states."""
+    first = next((feature for feature in features if feature.role == "user"), None)
+    return first.origin if first else None
 
 
 def _kept_texts(messages: Sequence[Message]) -> list[str]:

@@ -23,7 +23,8 @@ class PromptRecovery:
         """Return the newest exchange whose ids the next prompt may continue. `chain`: history hash with the reply."""
         for found in self._find_reusable(scope, [chain]):
             request, reply = found.request, found.reply
-            plain = len(request.marks) == len(request.messages)  # it had no ephemeral message
+            # Without ephemeral messages and lessons, which the next prompt does not have in its history.
+            plain = len(request.marks) == len(request.messages) and not request.lessons
             if reply is not None and plain and not request.template and to_json(request.tools) == to_json(tools):
                 return SampledTokens(request.prompt_ids, reply.response_ids)
         return None

@@ -28,8 +28,9 @@ from openclaw_rl.serve.http_headers import accepted_hosts, check_host, preflight
 from openclaw_rl.serve.request_body import decode_body, discard_body, read_body
 from openclaw_rl.serve.responses_api import StoredResponseHandler
 from openclaw_rl.serve.version_manager import unservable_reason
-from openclaw_rl.store import heartbeats, policies
+from openclaw_rl.store import heartbeats
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.lineage import candidates, policies, retraining
 from openclaw_rl.store.rows import to_json
 from openclaw_rl.types import Feedback, Policy
 
@@ -46,7 +47,8 @@ class _FeedbackBody(msgspec.Struct):
 
 _POST_PATHS = ", ".join(path for dialect in DIALECTS for path in (dialect.path, dialect.count_path) if path)
 _ROUTE_LIST = (
-    f"POST {_POST_PATHS} and /v1/feedback; GET /v1/models, /v1/models/{{name}}, /v1/responses/{{id}}, "
+    f"POST {_POST_PATHS} and /v1/feedback; PUT and GET /v1/episodes/{{id}}, "
+    "POST /v1/episodes/{id}/outcome; GET /v1/episodes, /v1/models, /v1/models/{name}, /v1/responses/{id}, "
     "/v1/responses/{id}/input_items, /health, /healthz, /readyz and /metrics"
 )
 _UNSUPPORTED_ROUTES = {
@@ -134,13 +136,13 @@ class GatewayRoutes:
         return json_response(to_json({"id": item.id, "object": "feedback", "target": item.target}))
 
     async def list_models(self, request: web.Request) -> web.Response:
-        await self._keys.authenticate(request)
+        self._gateway.check_running(await self._keys.authenticate_caller(request))
         found = await self._model_entries()
         ends = {"first_id": found[0]["id"], "last_id": found[-1]["id"]}
         return json_response(to_json({"object": "list", "data": found, "has_more": False, **ends}))
 
     async def get_model(self, request: web.Request) -> web.Response:
-        await self._keys.authenticate(request)
+        self._gateway.check_running(await self._keys.authenticate_caller(request))
         name = request.match_info["name"]
         for model in await self._model_entries():
             if model["id"] == name:
@@ -182,6 +184,8 @@ class GatewayRoutes:
             reasons.append(str(full))
         reasons += await asyncio.to_thread(_stored_problems, self._gateway.store)
         body = {"ready": answers, "reasons": reasons, "version": versions.serving, "head": versions.head}
+        if (candidate := await asyncio.to_thread(_stored_candidate, self._gateway.store)) is not None:
+            body["candidate"] = candidate
         return json_response(to_json(body), status=200 if answers else 503)
 
     async def get_metrics(self, request: web.Request) -> web.Response:
@@ -209,12 +213,25 @@ def _model_entry(name: str, at: float) -> dict[str, Any]:
 
 
 def _stored_problems(store: Store) -> list[str]:
-    """Return what prevents other workers from working, and the damaged versions. Replies do not depend on them."""
+    """Return what prevents other workers from working, damaged versions, and an undo. Replies do not depend on them."""
     try:
         with store.read() as conn:
-            return heartbeats.reported_problems(conn, time.time()) + policies.damage_reports(conn)
+            return [
+                *heartbeats.reported_problems(conn, time.time()),
+                *policies.damage_reports(conn),
+                *retraining.progress_reports(conn),
+            ]
     except StoreError as error:
         return [str(error)]
+
+
+def _stored_candidate(store: Store) -> int | None:
+    """Return the newest version that the gate examines now, if any."""
+    try:
+        with store.read() as conn:
+            return max((policy.version for policy in candidates.list_candidates(conn)), default=None)
+    except StoreError:
+        return None
 
 
 def _all_policies(store: Store) -> list[Policy]:

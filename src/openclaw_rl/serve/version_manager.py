@@ -11,8 +11,12 @@ from openclaw_rl.common.logging_metrics import GatewayMetrics
 from openclaw_rl.errors import EngineError, EngineGone, ModelError, RequestError, StoreError
 from openclaw_rl.protocols import Engine
 from openclaw_rl.serve.chat_request import ReplyFailed
-from openclaw_rl.store import events, policies
+from openclaw_rl.serve.gate.canary import is_chosen
+from openclaw_rl.store import events
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.lineage import policies, policy_marks
+from openclaw_rl.store.lineage.policy_marks import CanaryMark
+from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME, head_version, read_heads
 from openclaw_rl.types import Policy, PolicyState
 
 log = logging.getLogger(__name__)
@@ -24,25 +28,39 @@ _SERVABLE_STATES = frozenset({PolicyState.LIVE, PolicyState.ROLLED_BACK})
 
 
 def plan_versions(
-    *, loaded: frozenset[int], serving: int, head: int, held: Counter[int], idle: list[int], cap: int
+    *,
+    loaded: frozenset[int],
+    serving: int,
+    head: int,
+    held: Counter[int],
+    idle: list[int],
+    cap: int,
+    others: Sequence[tuple[int, int]] = (),
 ) -> list[int]:
     """Return the versions that the engine should load, at most `cap`.
 
-    Versions in use and the serving version stay. Then come the head, pinned versions that requests wait for, and idle
+    Versions in use and the serving version stay. Then come the head, versions that requests wait for, and idle
     versions, most recently used first. At the cap, the head waits instead of the requests.
+    `others`: (serving version, head) of other policies, most recently used first. They come before idle versions. What
+    a policy serves stays until its head is loaded; at the cap, the policy that was not used for longest leaves.
     """
     keep = [v for v in loaded if held[v] > 0 or v == serving]
-    wanted = [head, *(v for v in held if held[v] > 0), *reversed(idle)]
+    wanted = [head, *(v for v in held if held[v] > 0)]
+    for other_serving, other_head in others:
+        wanted += [v for v in (other_serving, other_head) if v in loaded or v == other_head]
+    wanted += reversed(idle)
     for version in wanted:
         if version not in keep and len(keep) < cap:
             keep.append(version)
     return sorted(keep)
 
 
-def unservable_reason(policy: Policy | None) -> str | None:
-    """Return why a version that the engine has not loaded cannot be served, or None. `policy`: None if unknown."""
+def unservable_reason(policy: Policy | None, *, for_gate: bool = False) -> str | None:
+    """Return why a version cannot be served, or None. `policy`: None if unknown. `for_gate`: a candidate can."""
     if policy is None:
         return "does not exist"
+    if policy.state is PolicyState.CANDIDATE:
+        return None if for_gate else "is a candidate that the gate has not decided on"
     if policy.state not in _SERVABLE_STATES:
         return "was rejected"
     return "was removed to save space" if policies.is_removed(policy) else None
@@ -58,12 +76,16 @@ class VersionManager:
         self._in_use: Counter[int] = Counter()  # number of replies that run on a version or wait for it
         self._idle: OrderedDict[int, None] = OrderedDict()  # loaded but unused; most recently used last
         self._refusals: dict[int, tuple[str, float]] = {}  # versions the engine refused: (reason, loop time of a retry)
+        self._candidates: set[int] = set()  # versions that were candidates when they were last read
         self._out_of_sync = True  # whether the engine's loaded versions may differ from `_loaded`
         self._wake_event = asyncio.Event()
         self._changed_event = asyncio.Event()
         self.on_loaded: Callable[[], Awaitable[None]] | None = None
         self.head = 0
         self.serving = 0
+        self._heads: dict[str, int] = {}  # of all policies, by name
+        self._recent: OrderedDict[str, int] = OrderedDict()  # policies of one's own -> serving version; last used last
+        self._canaries: dict[str, CanaryMark] = {}  # by policy
         self._recorded: int | None = None  # the serving version that the store knows
         self._sound: set[int] = set()  # versions whose files match their digests and that the engine has not loaded yet
         self.problem: str | None = "the engine has not answered yet"
@@ -71,20 +93,48 @@ class VersionManager:
 
     # Called by requests.
 
-    def acquire_current(self) -> int:
-        """Acquire the version for a new request. The caller releases it with `release`."""
-        self._in_use[self.serving] += 1
-        return self.serving
+    def acquire_current(self, policy: str = DEFAULT_NAME, conversation: bytes = b"") -> int:
+        """Acquire the version for a new request to a policy. The caller releases it with `release`.
+
+        If the engine has loaded no version of a policy of one's own, its head is loaded while the request waits.
+        `conversation`: decides whether a canary answers, so that it answers whole conversations.
+        """
+        version = self.serving if policy == DEFAULT_NAME else self._choose_version(policy)
+        canary = self._canaries.get(policy)
+        if canary is not None and canary.version in self._loaded and is_chosen(canary, conversation):
+            version = canary.version
+        self._in_use[version] += 1
+        if version not in self._loaded:
+            self._wake_event.set()
+        return version
+
+    def _choose_version(self, policy: str) -> int:
+        """Return the newest loaded version of a policy of one's own, else its head."""
+        if not self._heads:  # the store was never read: the head will be loaded first
+            return self.serving
+        head = head_version(self._heads, policy)
+        serving = self._recent.get(policy, head)
+        chosen = head if head in self._loaded or serving not in self._loaded else serving
+        self._recent[policy] = chosen
+        self._recent.move_to_end(policy)
+        while len(self._recent) > self._max_loaded:
+            self._recent.popitem(last=False)
+        if head not in self._loaded:
+            self._wake_event.set()
+        return chosen
 
     def acquire_again(self, version: int) -> None:
         """Acquire an already acquired version once more, for another reply to the same request."""
         self._in_use[version] += 1
 
-    async def acquire_version(self, version: int) -> int:
-        """Acquire the version that the client named. Raises `RequestError` (404) if it cannot be served."""
-        if version not in self._loaded:
+    async def acquire_version(self, version: int, *, for_gate: bool = False) -> int:
+        """Acquire the version that the client named. Raises `RequestError` (404) if it cannot be served.
+
+        `for_gate`: the client is the gate, for which candidates are loaded, too.
+        """
+        if version not in self._loaded or version in self._candidates:
             found = await asyncio.to_thread(self._read_policy, version)
-            if (why := unservable_reason(found)) is not None:
+            if (why := unservable_reason(found, for_gate=for_gate)) is not None:
                 raise RequestError(
                     f"version {version} {why}; the newest is {self.head}.",
                     param="model",
@@ -93,6 +143,8 @@ class VersionManager:
                 )
             assert found is not None
             self._policies[version] = found
+            if found.state is PolicyState.CANDIDATE:
+                self._candidates.add(version)
         self._in_use[version] += 1
         if version not in self._loaded:
             self._wake_event.set()
@@ -110,19 +162,24 @@ class VersionManager:
     async def wait_loaded(self, version: int, deadline: float, *, pinned: bool) -> int:
         """Wait until the engine has loaded `version`, and return the version to use.
 
-        If the engine cannot load `version` and the client did not pin it, `version` is released, and another one is
-        acquired and returned. Raises `ReplyFailed` (503) at `deadline` (loop time).
+        If the engine cannot load `version` and the client did not pin it, `version` is released, and its nearest
+        ancestor that can be loaded is acquired and returned. Raises `ReplyFailed` (503) at `deadline` (loop time).
         """
-        loop = asyncio.get_running_loop()
         while version not in self._loaded:
-            if version in self._refusals and (pinned or self.serving in self._loaded):
+            if version in self._refusals:
                 if pinned:
                     why = self._refusals[version][0]
                     raise ReplyFailed(f"version {version} cannot be loaded: {why}", status=503, code="version_broken")
-                self.release(version)
-                return self.acquire_current()
+                ancestor = await self._loadable_version(version)
+                if ancestor not in self._refusals:
+                    self.release(version)
+                    self._in_use[ancestor] += 1
+                    version = ancestor
+                    self._wake_event.set()
+                    continue
             try:
-                await asyncio.wait_for(self._changed_event.wait(), max(deadline - loop.time(), 0.001))
+                async with asyncio.timeout_at(deadline):
+                    await self._changed_event.wait()
             except TimeoutError:
                 raise ReplyFailed(
                     f"the engine does not answer ({self.problem or f'version {version} is not loaded yet'}). "
@@ -161,7 +218,8 @@ class VersionManager:
                 log.error("the head cannot be read: %s", error)
                 self.problem, pause = str(error), _LOAD_RETRY_SECONDS
             try:
-                await asyncio.wait_for(self._wake_event.wait(), pause)
+                async with asyncio.timeout(pause):  # `wait_for` loses a cancellation that comes with the event
+                    await self._wake_event.wait()
             except TimeoutError:
                 continue
 
@@ -181,21 +239,40 @@ class VersionManager:
         if self._policies and not self._store.has_changed():
             return False
         with self._store.read() as conn:
-            found = policies.head(conn)
+            found, self._heads, states = policies.head(conn), read_heads(conn), policies.count_by_state(conn)
+            self._canaries = policy_marks.all_canaries(conn)
+            self._candidates.update(canary.version for canary in self._canaries.values())
+            self._forget_decided(policies.get_many(conn, self._candidates))
         moved = found.version != self.head or not self._policies
         if not self._policies:
             self.serving = found.version
         self._policies[found.version] = found
         self.head = found.version
         self._metrics.head.set(self.head)
+        for state in PolicyState:
+            self._metrics.versions.labels(state.value).set(states.get(state, 0))
         self._metrics.training.set_metrics(found.version, found.metrics)
         return moved
+
+    def _forget_decided(self, candidates: Sequence[Policy]) -> None:
+        """Count promoted candidates as versions like others, and unload rejected ones, whose files are gone."""
+        for policy in candidates:
+            if policy.state is PolicyState.CANDIDATE or self._in_use[policy.version]:
+                continue
+            self._candidates.discard(policy.version)
+            if policy.state is PolicyState.REJECTED:
+                self._policies.pop(policy.version, None)
 
     async def _load_planned(self) -> bool:
         """Load the planned versions. Returns False if the engine refused one or is gone."""
         now = asyncio.get_running_loop().time()
         self._refusals = {v: refusal for v, refusal in self._refusals.items() if refusal[1] >= now}
-        target = await self._target_version()
+        target = await self._loadable_version(self.head)
+        others = [
+            (serving, await self._loadable_version(head_version(self._heads, name)))
+            for name, serving in reversed(list(self._recent.items()))
+        ]
+        canaries = [canary.version for canary in self._canaries.values() if canary.version not in self._refusals]
         wanted = plan_versions(
             loaded=self._loaded,
             serving=self.serving,
@@ -203,6 +280,7 @@ class VersionManager:
             held=Counter({v: n for v, n in self._in_use.items() if v not in self._refusals}),
             idle=[v for v in self._idle if v in self._policies and v not in self._refusals],
             cap=self._max_loaded,
+            others=[*zip(canaries, canaries, strict=True), *others],
         )
         if frozenset(wanted) == self._loaded and not self._out_of_sync:
             if self.serving != target and target in self._loaded:
@@ -233,6 +311,8 @@ class VersionManager:
                     raise EngineError(f"version {version}: {why}")
             else:
                 self._sound.add(version)
+        for version in wanted:
+            await self._find_policy(version)
         try:
             await self._engine.load([self._policies[v].ref for v in wanted])
             self._sound.clear()
@@ -267,16 +347,21 @@ class VersionManager:
         self._sound.discard(version)
         self._refusals[version] = (str(error), asyncio.get_running_loop().time() + _REFUSED_RETRY_SECONDS)
 
-    async def _target_version(self) -> int:
-        """Return the head or its nearest ancestor that was not refused: a broken adapter must not stop the service."""
-        target = self.head
-        while target in self._refusals and (parent := self._policies[target].parent) is not None:
-            if parent not in self._policies:
-                found = await asyncio.to_thread(self._read_policy, parent)
-                assert found is not None, "every parent is in the store"
-                self._policies[parent] = found
-            target = parent
-        return target
+    async def _loadable_version(self, version: int) -> int:
+        """Return the version, or its nearest ancestor that was not refused.
+
+        A broken adapter must not stop the service.
+        """
+        while version in self._refusals and (parent := (await self._find_policy(version)).parent) is not None:
+            version = parent
+        return version
+
+    async def _find_policy(self, version: int) -> Policy:
+        if version not in self._policies:
+            found = await asyncio.to_thread(self._read_policy, version)
+            assert found is not None, "heads, pinned versions and parents are in the store"
+            self._policies[version] = found
+        return self._policies[version]
 
     def _record_failure(self, error: EngineError) -> None:
         if str(error) != self.problem:

@@ -30,11 +30,11 @@ from openclaw_rl.settings.schema import (
     ServeConfig,
     TrackConfig,
 )
-from openclaw_rl.settings.schema_judge import EndpointConfig
+from openclaw_rl.settings.schema_judge import EndpointConfig, SignalsConfig
 from openclaw_rl.settings.schema_train import LoraConfig, TrainConfig
 
 __all__ = ["SECRETS", "STARTER", "CollectConfig", "Config", "EndpointConfig", "EngineConfig", "LoraConfig"]
-__all__ += ["ModelConfig", "SamplingOverride", "ServeConfig", "TrackConfig", "TrainConfig"]
+__all__ += ["ModelConfig", "SamplingOverride", "ServeConfig", "SignalsConfig", "TrackConfig", "TrainConfig"]
 ENV_PREFIX = sources.ENV_PREFIX
 CONFIG_VARIABLE = "OPENCLAW_RL_CONFIG_JSON"
 SECRET_NAMES = ("OPENCLAW_API_KEY", "OPENCLAW_ENGINE_API_KEY", "OPENCLAW_JUDGE_API_KEY", "OPENCLAW_TEACHER_API_KEY")
@@ -45,7 +45,7 @@ _WORKER_SECRETS = {
     "gateway": ("serve.api_key", "engine.api_key", "model.hf_token"),
     "judge": ("judge.api_key", "teacher.api_key", "model.hf_token"),
     "judge-engine": ("model.hf_token",),
-    "train": ("model.hf_token",),
+    "train": ("judge.api_key", "model.hf_token"),  # the judge compares replies for the gate
     "data": ("engine.api_key", "model.hf_token"),
 }
 

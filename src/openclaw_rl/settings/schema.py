@@ -10,7 +10,10 @@ from pydantic import Field
 from openclaw_rl.common import client_patterns
 from openclaw_rl.common.assets import STARTER
 from openclaw_rl.common.sockets import is_loopback_host
+from openclaw_rl.settings.schema_gate import GateConfig
 from openclaw_rl.settings.schema_judge import JudgeConfig, TeacherConfig
+from openclaw_rl.settings.schema_practice import PracticeConfig
+from openclaw_rl.settings.schema_sandbox import SandboxConfig
 from openclaw_rl.settings.schema_train import TrainConfig
 from openclaw_rl.settings.strict_yaml import Section
 from openclaw_rl.types import Convention
@@ -52,6 +55,11 @@ class ServeConfig(Section):
     api_key: str | None = Field(None, description="default: generated once into `<home>/api_key` (mode 600)")
     capture: Literal["full", "redacted"] = Field(
         "full", description="redacted: store hashes for linking, but no text and no token ids; nothing is learned"
+    )
+    lessons: Literal["until_learned", "always", "off"] = Field(
+        "until_learned",
+        description="what people said about replies, as text in later prompts. until_learned: until the weights follow "
+        "it by themselves; always; off",
     )
     special_tokens: Literal["text", "untrainable", "model"] = Field(
         "text",
@@ -186,14 +194,24 @@ class DataConfig(Section):
 
 
 class RolloutConfig(Section):
-    """Rollout plug-ins: clients of the gateway (`openclaw-rl rollout`, docs/guides/plugins.md)."""
+    """Clients of the gateway: rollout plug-ins (`openclaw-rl rollout`, docs/guides/plugins.md), and environments."""
 
     function_path: str | None = Field(None, description="Python file with an async rollout function")
     generate_path: str | None = Field(
         None, description="Python file with an async `generate` function: one reply per prompt"
     )
     workers: int = Field(2, ge=1, description="concurrent rollouts")
-    parallel_envs: int = Field(1, ge=1, description="concurrent environments; the larger of the two numbers applies")
+    parallel_envs: int = Field(
+        1,
+        ge=1,
+        description="parallel programs of `openclaw-rl env run`; of rollouts, the larger of this and `workers` applies",
+    )
+    episode_steps: int | None = Field(
+        None, ge=1, description="replies per episode of `openclaw-rl env run`; none: no limit"
+    )
+    tools_config: str | None = Field(
+        None, description="JSON file with the tools of `openclaw-rl env run tools` (docs/guides/tool_environments.md)"
+    )
     max_turns: int = Field(10, ge=1, description="replies per rollout")
     per_prompt: int = Field(1, ge=1, description="rollouts per task; a live conversation happens once")
 
@@ -226,6 +244,17 @@ class RunConfig(Section):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
 
+class PolicyConfig(Section):
+    """Policies of one's own."""
+
+    per: Literal["all", "agent", "user", "key"] = Field(
+        "all",
+        description="who has a policy of their own, trained from their own turns alone: an agent (X-Agent-Id), a user "
+        "(`user` of the request) or an API key; all: one policy for all. All start from the version that is the head "
+        "when this is first set. Set `engine.max_loaded_versions` to the number of policies in use at a time, plus 2",
+    )
+
+
 class Config(Section):
     """All settings."""
 
@@ -233,13 +262,17 @@ class Config(Section):
     model: ModelConfig = ModelConfig()
     serve: ServeConfig = ServeConfig()
     engine: EngineConfig = EngineConfig()
+    policy: PolicyConfig = PolicyConfig()
     collect: CollectConfig = CollectConfig()
     judge: JudgeConfig = JudgeConfig()
     teacher: TeacherConfig = TeacherConfig()
     train: TrainConfig = TrainConfig()
+    gate: GateConfig = GateConfig()
+    practice: PracticeConfig = PracticeConfig()
     track: TrackConfig = TrackConfig()
     data: DataConfig = DataConfig()
     rollout: RolloutConfig = RolloutConfig()
+    sandbox: SandboxConfig = SandboxConfig()
     run: RunConfig = RunConfig()
 
     @property

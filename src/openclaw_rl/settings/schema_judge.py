@@ -22,6 +22,23 @@ class EndpointConfig(Section):
     max_tokens: int = Field(1024, ge=16)
 
 
+class SignalsConfig(Section):
+    """Evidence from what people do with a reply: its score is the sign, its weight in training the size; 0: off."""
+
+    regenerated: float = Field(-0.5, ge=-1, le=1, description="the person asked for another reply to the same message")
+    edited: float = Field(-0.2, ge=-1, le=1, description="the person changed the message and sent it again")
+    repeated: float = Field(-0.3, ge=-1, le=1, description="the person's next message asks the same again")
+    abandoned: float = Field(0.0, ge=-1, le=1, description="nothing followed the reply for `abandoned_after` seconds")
+    abandoned_after: float = Field(
+        3600.0, gt=0, description="seconds; with a weight of `abandoned`, at most collect.session_timeout"
+    )
+    copied: float = Field(
+        0.2, ge=-1, le=1, description="text of the reply stands in another conversation or in a later tool call"
+    )
+    tool_error: float = Field(-0.2, ge=-1, le=1, description="the client marked a tool result as an error (is_error)")
+    exit_code: float = Field(0.0, ge=-1, le=1, description="a command of the reply ended with another exit code than 0")
+
+
 class JudgeConfig(EndpointConfig):
     """The judge. The endpoint settings are those of the llm judge."""
 
@@ -69,6 +86,7 @@ class JudgeConfig(EndpointConfig):
         description="turns with an explicit score that the judge scores too in 24 hours, for the kappa alone; such a "
         "verdict is not trained on",
     )
+    signals: SignalsConfig = SignalsConfig()
     poll: float = Field(0.05, gt=0)
 
     @property

@@ -56,6 +56,8 @@ class TrainBatchConfig(Section):
     gradient_accumulation_steps: int = Field(
         1, ge=1, description="batches whose gradients make one step; min_turns and max_turns count for each batch"
     )
+    min_groups: int = Field(1, ge=1, description="complete groups of episodes that start a step (method groups)")
+    max_groups: int = Field(8, ge=1, description="groups of episodes in a batch at most (method groups)")
     max_wait: float = Field(600.0, gt=0, description="seconds after which a smaller batch is trained")
     epochs: int = Field(1, ge=1, le=8, description="optimizer steps per batch; above 1 the loss is the decoupled one")
     micro_tokens: int = Field(
@@ -125,6 +127,15 @@ class TrainLossConfig(Section):
     baseline_decay: float = Field(0.95, ge=0, lt=1, description="decay of the moving average of scores, per verdict")
     baseline_shrink: float = Field(
         8.0, ge=0, description="verdicts at which an agent's own baseline has half the weight"
+    )
+    w_outcome: float = Field(1.0, ge=0, description="weight of the outcome of an episode (method groups)")
+    w_step: float = Field(
+        1.0,
+        ge=0,
+        description="weight of the rewards of single steps: of the environment, else of the judge (method groups)",
+    )
+    outcome: Literal["as_is", "signed"] = Field(
+        "as_is", description="outcome of an episode with reward r (method groups). as_is: r; signed: 2 r - 1"
     )
     group_scale: Literal["none", "std"] = Field(
         "none", description="what the distance to a group's mean reward is divided by (method groups)"
@@ -218,6 +229,16 @@ class TrainConfig(Section):
 
     method: MethodName = Field(
         "combine", description="; ".join(f"{spec.name}: {spec.summary}" for spec in METHODS.values())
+    )
+    branches: Literal["chain", "all"] = Field(
+        "chain",
+        description="turns of an episode that are trained on (method groups). chain: those that lead to its last turn; "
+        "all: also retries, summaries and sub-agents",
+    )
+    trainer: Literal["local", "external"] = Field(
+        "local",
+        description="who takes the steps. external: a program that connects to the home and gets the batches, such as "
+        "TRL (docs/guides/other_trainers.md)",
     )
     finetune: Literal["lora", "full"] = Field("lora", description="train an adapter, or all weights")
     lora: LoraConfig = LoraConfig()

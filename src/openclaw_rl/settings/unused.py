@@ -9,6 +9,7 @@ from typing import Any
 
 from openclaw_rl.methods.registry import METHODS, make_method
 from openclaw_rl.settings.schema import Config
+from openclaw_rl.settings.schema_train import TrainDistillConfig, TrainLossConfig, TrainOptimizerConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +57,12 @@ def _uses_endpoint_of_judge(config: Config) -> bool:
 
 def _uses_top_tokens(config: Config) -> bool:
     method = make_method(config.train)
-    return not method.uses_hints or method.topk_size > 0 or config.train.distill.teacher == "ema"
+    return (
+        not method.uses_hints
+        or method.topk_size > 0
+        or config.train.distill.teacher == "ema"
+        or config.practice.enabled
+    )
 
 
 def _uses_top_token_term(config: Config) -> bool:
@@ -74,6 +80,17 @@ def _endpoint_keys(section: str) -> tuple[str, ...]:
 
 _LORA = tuple(f"train.lora.{key}" for key in ("rank", "alpha", "dropout", "targets"))
 _DISTILL = tuple(f"train.distill.{key}" for key in ("opd_clip", "topk", "divergence", "ratio_clip", "hint_choice"))
+_PRACTICE = tuple(f"practice.{key}" for key in ("replies", "teacher_share", "max_divergence", "step_limit", "hours"))
+_GATE_REPLIES = tuple(f"gate.{key}" for key in ("prompts", "probes", "seconds", "wait", "workers"))
+_OF_LOCAL_TRAINER = (
+    *(f"train.optimizer.{key}" for key in TrainOptimizerConfig.model_fields),
+    *(f"train.loss.{key}" for key in TrainLossConfig.model_fields),
+    *(f"train.distill.{key}" for key in TrainDistillConfig.model_fields),
+    *(f"train.{key}" for key in ("base_quantization_bits", "gradient_checkpointing", "compile", "seed", "threads")),
+    "train.lora.dropout",
+    "train.batch.epochs",
+    "train.gpus",
+)
 _RULES = (
     _only_with("judge.kind", ("llm",), "judge.path", "judge.num_judges", "judge.consensus_threshold", "judge.cache"),
     _only_with("judge.kind", ("llm",), *_endpoint_keys("judge")),
@@ -93,6 +110,10 @@ _RULES = (
         decided_by="judge.kind",
     ),
     _only_beside("judge.path", "judge.gpus"),
+    _only_beside("judge.signals.abandoned", "judge.signals.abandoned_after"),
+    _only_with("gate.kind", ("probes",), "gate.margin", "gate.error", "gate.strict", "gate.held_out", "gate.budget"),
+    _only_beside("gate.budget", *_GATE_REPLIES),
+    _only_with("gate.kind", ("probes",), *_GATE_REPLIES),
     _only_beside("teacher.model", "teacher.api_key", "teacher.when", *_endpoint_keys("teacher")),
     _only_with("teacher.when", ("negative", "always"), "teacher.model", "teacher.base_url"),
     _only_beside("engine.url", "engine.api_key"),
@@ -110,6 +131,13 @@ _RULES = (
     ),
     _only_with("engine.backend", ("embedded",), "engine.prefill_chunk", "engine.prefix_cache_tokens", "engine.threads"),
     _only_with("train.finetune", ("lora",), *_LORA, "train.checkpoint.keep_days"),
+    _only_with("train.trainer", ("local",), *_OF_LOCAL_TRAINER),
+    UnusedRule(
+        keys=("train.batch.min_turns", "train.batch.max_turns", "train.batch.replay_ratio"),
+        used=lambda config: not make_method(config.train).uses_episodes,
+        needs="a method for conversations",
+        decided_by="train.method",
+    ),
     *(_only_with("train.method", (method.name,), *method.own_settings) for method in METHODS.values()),
     _only_with("train.method", ("binary", "combine"), "train.loss.baseline_decay", "train.loss.baseline_shrink"),
     UnusedRule(
@@ -133,11 +161,26 @@ _RULES = (
     UnusedRule(
         keys=("train.distill.topk",),
         used=_uses_top_tokens,
-        needs="train.distill.target student_topk or teacher_topk, hint_choice overlap, teacher ema, or method sdpo or "
-        "sdft",
+        needs="train.distill.target student_topk or teacher_topk, hint_choice overlap, teacher ema, method sdpo or "
+        "sdft, or practice.enabled",
         decided_by="train.distill.target",
     ),
     _only_with("train.distill.teacher", ("ema",), "train.distill.ema_rate", "train.distill.ema_max_kl"),
+    _only_beside("gate.watch", "gate.max_fall"),
+    UnusedRule(
+        keys=("practice.enabled", *_PRACTICE),
+        used=_follows_hints,
+        needs="a method that follows hints",
+        decided_by="train.method",
+    ),
+    _only_with("practice.enabled", (True,), *_PRACTICE),
+    _only_with("sandbox.kind", ("docker", "podman", "gvisor"), "sandbox.image"),
+    UnusedRule(
+        keys=("gate.canary_turns", "gate.canary_hours"),
+        used=lambda config: config.gate.canary > 0,
+        needs="a gate.canary above 0",
+        decided_by="gate.canary",
+    ),
     _only_with("train.batch.max_uses", (2,), "train.batch.replay_ratio"),
     _only_with("train.batch.epochs", (1,), "train.loss.token_ratio_min", "train.loss.token_ratio_max"),
     _only_with("train.loss.surrogate", ("clip",), "train.loss.clip_low", "train.loss.clip_high"),
@@ -192,16 +235,23 @@ def unused_settings(config: Config, sources: Mapping[str, str]) -> list[str]:
 
 _TRAIN = (("up", "train"), ("train",))
 _JUDGE = (("up", "judge"), ("judge",))
+_OBSERVED = (f"judge.signals.{key}" for key in ("regenerated", "edited", "copied", "abandoned", "abandoned_after"))
 _READ_BY: Mapping[str, tuple[Sequence[str], Collection[str]]] = {
     "data.path": _TRAIN,
     "data.watch_dir": _TRAIN,
     "data.export_dir": (("up", "serve", "collect"), ("gateway", "collect")),
     "rollout": (("rollout",), ()),
+    "sandbox": (("doctor", "env"), ()),
+    "rollout.parallel_envs": (("rollout", "env"), ()),
+    "rollout.episode_steps": (("env",), ()),
+    "rollout.tools_config": (("env",), ()),
     "train": _TRAIN,
+    "gate": _TRAIN,
     "train.exit_when_done": (("train",), ()),
     "train.lora.rank": (("up", "train", "serve"), ("train", "engine")),
     "track": _TRAIN,
     "judge": _JUDGE,
+    **dict.fromkeys(_OBSERVED, (("up", "judge", "collect"), ("judge", "collect"))),
     "teacher": _JUDGE,
     "collect": (("up", "collect"), ("collect",)),
 }

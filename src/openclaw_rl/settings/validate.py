@@ -50,7 +50,7 @@ def _check_origins(origins: Iterable[str]) -> None:
 
 _PATHS = (
     "home model.path model.tokenizer judge.path judge.rules_path judge.reward_path judge.plugin_path train.loss.path "
-    "train.checkpoint.save_dir train.checkpoint.resume data.path data.export_dir data.watch_dir "
+    "gate.probes train.checkpoint.save_dir train.checkpoint.resume data.path data.export_dir data.watch_dir "
     "rollout.function_path rollout.generate_path"
 )
 
@@ -73,6 +73,7 @@ def validate(config: Config) -> None:
     _check_origins(config.serve.cors_origins)
     _check_home_paths(config)
     _check_train(config.train)
+    _check_trainer(config)
     _check_plugins(config)
     _check_judge(config)
     if config.engine.backend == "embedded" and (
@@ -85,6 +86,27 @@ def validate(config: Config) -> None:
     if config.engine.backend == "openai" and not config.engine.url:
         raise ConfigError("engine.backend is openai: engine.url is needed too, e.g. http://127.0.0.1:8001/v1")
     _check_key(config.serve)
+    _check_policies(config)
+
+
+def _check_trainer(config: Config) -> None:
+    if config.train.trainer != "external":
+        return
+    if config.gate.kind == "probes":
+        raise ConfigError(
+            "train.trainer is external: gate.kind probes compares log-probabilities, which another program does not "
+            "give. Set gate.kind to numbers, which bounds the metrics that it reports, or off"
+        )
+    if config.train.ranks * config.train.launch.nodes > 1:
+        raise ConfigError("train.trainer is external: ranks are the other program's business. Leave out train.ranks")
+
+
+def _check_policies(config: Config) -> None:
+    if config.policy.per != "all" and config.train.checkpoint.save_dir is not None:
+        raise ConfigError(
+            f"policy.per is {config.policy.per}, but a checkpoint holds one policy. Leave out "
+            "train.checkpoint.save_dir; the newest versions of each policy are in the home"
+        )
 
 
 def _check_key(serve: ServeConfig) -> None:
@@ -103,6 +125,11 @@ def _check_key(serve: ServeConfig) -> None:
 def _check_judge(config: Config) -> None:
     """Check judge and teacher. A model without an endpoint is no error yet: see `missing_endpoints`."""
     judge, teacher = config.judge, config.teacher
+    if judge.signals.abandoned and judge.signals.abandoned_after > config.collect.session_timeout:
+        raise ConfigError(
+            f"judge.signals.abandoned_after ({judge.signals.abandoned_after:g}) is above collect.session_timeout "
+            f"({config.collect.session_timeout:g}): turns are dropped before. Set a shorter time"
+        )
     if judge.kind == "llm" and not (judge.path or judge.model):
         raise ConfigError(
             "judge.kind is llm: judge.model and judge.base_url are needed too (an OpenAI-compatible endpoint), or "
@@ -143,14 +170,9 @@ def _check_train(t: TrainConfig) -> None:
 
 def _check_method(t: TrainConfig) -> None:
     try:
-        method = make_method(t)
+        make_method(t)
     except ValueError as error:
         raise ConfigError(f"{error}.") from None
-    if method.uses_episodes:
-        raise ConfigError(
-            f"train.method {t.method} compares several rollouts of one task, and a conversation has one reply a turn: "
-            "nothing could be learned from it. Say combine, binary or opd."
-        )
 
 
 def _step_rules(t: TrainConfig) -> tuple[tuple[bool, str], ...]:
@@ -160,6 +182,10 @@ def _step_rules(t: TrainConfig) -> tuple[tuple[bool, str], ...]:
         (
             t.batch.max_turns < t.batch.min_turns,
             f"train.batch.max_turns ({t.batch.max_turns}) is below train.batch.min_turns ({t.batch.min_turns})",
+        ),
+        (
+            t.batch.max_groups < t.batch.min_groups,
+            f"train.batch.max_groups ({t.batch.max_groups}) is below train.batch.min_groups ({t.batch.min_groups})",
         ),
         (
             t.safety.max_batch_log_ratio is not None and t.safety.max_batch_log_ratio > t.safety.max_turn_log_ratio,

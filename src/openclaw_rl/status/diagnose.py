@@ -9,7 +9,7 @@ import re
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any
@@ -19,13 +19,16 @@ from rich.table import Table
 from rich.text import Text
 from sqlalchemy import Connection
 
+from openclaw_rl.common.statistics.rater_agreement import Kappa
 from openclaw_rl.common.terminal import TerminalConsole
+from openclaw_rl.methods.registry import make_method
 from openclaw_rl.settings.load import Config
 from openclaw_rl.settings.schema_judge import JudgeConfig
 from openclaw_rl.status.health import Diagnosis, HealthSnapshot, LogLine, take_snapshot
 from openclaw_rl.status.program_checks import check_engine, check_ray_head, engine_diagnosis, ray_diagnosis
+from openclaw_rl.store.behaviour.observations import BEHAVIOUR_JUDGE, is_signal
 from openclaw_rl.train.learning_rate import find_low_rate
-from openclaw_rl.train.orchestrator import WAITING_PREFIX
+from openclaw_rl.train.tracking import WAITING_PREFIX
 from openclaw_rl.types import Verdict
 
 MIN_COUNT = 10  # minimum number of turns or verdicts for a diagnosis
@@ -36,6 +39,7 @@ MIN_MAJORITY_SHARE = 0.8  # minimum mean share of votes for a turn's most freque
 MIN_FEEDBACK_AGREEMENT = 0.6  # minimum share of turns on which the judge agrees with user feedback
 MAX_NORM_RATIO = 10.0  # maximum gradient norm, as a multiple of the median of the earlier norms
 MAX_UNLINKED_SHARE = 0.2  # maximum share of turns whose history was not recognised
+MAX_ROLLBACK_AGE = 86400.0  # seconds that an automatic rollback is reported
 _OUT_OF_MEMORY = re.compile(
     r"does not fit into memory|out of memory|OutOfMemoryError|can't allocate memory|\(signal SIGKILL\)", re.IGNORECASE
 )
@@ -140,7 +144,8 @@ def judge_behind(signs: HealthSnapshot) -> Diagnosis | None:
 def trainer_behind(signs: HealthSnapshot) -> Diagnosis | None:
     """Diagnose a training queue of at least two full steps."""
     train, note = signs.config.train, signs.heartbeat_notes.get("train", "it never ran: `openclaw-rl train` starts it")
-    if signs.trainable_turns < 2 * train.batch.max_step_turns or note.startswith("train.max_steps"):
+    pausing = any(words in note for words in ("train.max_steps", "training is frozen", "since the automatic rollback"))
+    if signs.trainable_turns < 2 * train.batch.max_step_turns or pausing or make_method(train).uses_episodes:
         return None
     return Diagnosis(
         name="the trainer falls behind",
@@ -218,21 +223,38 @@ def judges_disagree(signs: HealthSnapshot) -> Diagnosis | None:
 
 def judge_not_trusted(signs: HealthSnapshot) -> Diagnosis | None:
     """Diagnose a judge whose verdicts are not trained on, because it does not agree with people."""
-    if not signs.untrusted_judges:
+    untrusted = {name: kappa for name, kappa in signs.untrusted_judges.items() if not is_signal(name)}
+    if not untrusted:
         return None
     judge = signs.config.judge
-    seen = [
-        f"{name}: kappa {kappa.value:.2f} ({kappa.low:.2f} to {kappa.high:.2f}) over {kappa.pairs} turns that people "
-        "scored; only explicit feedback is trained on instead of its verdicts"
-        for name, kappa in signs.untrusted_judges.items()
-    ]
     settings: dict[str, Any] = _llm_settings(judge) if judge.kind == "rules" else {}
     return Diagnosis(
         name="the judge is not trusted",
-        evidence="; ".join(seen),
+        evidence=_kappa_evidence(untrusted),
         settings=settings,
         advice="another judge: `openclaw-rl evaluate judge` measures one before it is used. judge.min_kappa: -1 "
         "trains on its verdicts all the same",
+    )
+
+
+def signal_not_trusted(signs: HealthSnapshot) -> Diagnosis | None:
+    """Diagnose signals from behaviour whose verdicts are not trained on, because people say otherwise."""
+    untrusted = {name: kappa for name, kappa in signs.untrusted_judges.items() if is_signal(name)}
+    if not untrusted:
+        return None
+    return Diagnosis(
+        name="a signal is not trusted",
+        evidence=_kappa_evidence(untrusted),
+        settings={f"judge.signals.{name.removeprefix(BEHAVIOUR_JUDGE)}": 0.0 for name in untrusted},
+        advice="switched off, it is no longer observed or measured",
+    )
+
+
+def _kappa_evidence(untrusted: Mapping[str, Kappa]) -> str:
+    return "; ".join(
+        f"{name}: kappa {kappa.value:.2f} ({kappa.low:.2f} to {kappa.high:.2f}) over {kappa.pairs} turns that people "
+        "scored; only explicit feedback is trained on instead of its verdicts"
+        for name, kappa in untrusted.items()
     )
 
 
@@ -323,11 +345,29 @@ def damaged_weights(signs: HealthSnapshot) -> Diagnosis | None:
     """Diagnose versions whose files do not match their digests."""
     if not signs.damaged_versions:
         return None
-    advice = (
-        "restore the folder from a backup, or continue without the version: its turns are trained on again. If no "
-        "program changed the files, check the disk"
-    )
+    advice = "restore the folder from a backup, or continue without it: its turns are trained on again. Check the disk"
     return Diagnosis(name="damaged weights", evidence="; ".join(signs.damaged_versions), advice=advice)
+
+
+def waiting_undo(signs: HealthSnapshot) -> Diagnosis | None:
+    """Diagnose an undo whose batches nobody trains on."""
+    if not signs.waiting_undo:
+        return None
+    advice = "`openclaw-rl up` (or `openclaw-rl undo --now`) trains on them; `openclaw-rl rollback` cancels the undo"
+    return Diagnosis(name="an undo waits", evidence=f"{signs.waiting_undo[0]}; no trainer runs", advice=advice)
+
+
+def satisfaction_fell(signs: HealthSnapshot) -> Diagnosis | None:
+    """Diagnose a rollback by the satisfaction watch within the last day."""
+    move = signs.automatic_rollback
+    if move is None or signs.now - move.at > MAX_ROLLBACK_AGE:
+        return None
+    advice = (
+        f"`openclaw-rl policies show {move.left[-1]}` shows the turns that the first of them was trained on. "
+        f"If it was right, `openclaw-rl policies promote {move.old}` makes the last one the head again"
+    )
+    evidence = f"rolled back by itself from version {move.old} to version {move.to}: {move.reason}"
+    return Diagnosis(name="satisfaction fell", evidence=evidence, advice=advice)
 
 
 def full_disk(signs: HealthSnapshot) -> Diagnosis | None:
@@ -346,8 +386,8 @@ def ray_failure(signs: HealthSnapshot) -> Diagnosis | None:
 
 DIAGNOSIS_CHECKS: Sequence[DiagnosisCheck] = (
     *(full_disk, out_of_memory, judge_behind, trainer_behind, slow_collection, scores_collapsed),
-    *(judges_disagree, judge_not_trusted, unstable_training, low_learning_rate, lost_history, engine_restarts),
-    *(stopped_workers, damaged_weights, ray_failure),
+    *(judges_disagree, judge_not_trusted, signal_not_trusted, unstable_training, low_learning_rate, lost_history),
+    *(engine_restarts, stopped_workers, damaged_weights, waiting_undo, satisfaction_fell, ray_failure),
 )
 
 

@@ -14,16 +14,18 @@ from sqlalchemy import Connection
 from openclaw_rl.common import disk_space
 from openclaw_rl.common.message_hash import message_text
 from openclaw_rl.common.policy_digest import find_damage
-from openclaw_rl.common.rater_agreement import Kappa
+from openclaw_rl.common.statistics.rater_agreement import Kappa
 from openclaw_rl.errors import DiskFull
 from openclaw_rl.methods.registry import make_method
 from openclaw_rl.settings.load import Config
-from openclaw_rl.store import heartbeats, policies, turns
-from openclaw_rl.store.training_queue import count_trainable
-from openclaw_rl.store.version_stats import (
+from openclaw_rl.store import heartbeats, turns
+from openclaw_rl.store.lineage import policies, retraining
+from openclaw_rl.store.lineage.policy_marks import HeadMove, newest_head_move
+from openclaw_rl.store.lineage.policy_names import owner_filter, waiting_names
+from openclaw_rl.store.lineage.training_queue import count_trainable
+from openclaw_rl.store.lineage.version_stats import (
     judge_user_agreement,
-    judge_user_pairs,
-    training_kappa,
+    kappa_by_judge,
     untrusted_judges,
 )
 from openclaw_rl.train.file_monitor import EXAMINED_VERSIONS
@@ -66,6 +68,8 @@ class HealthSnapshot:
     longest_wait: float  # seconds that the first of them has waited
     trainable_turns: int  # length of the method's training queue
     damaged_versions: Sequence[str]  # a line for each version whose files do not match their digests
+    waiting_undo: Sequence[str]  # a line for an undo in progress while no trainer runs
+    automatic_rollback: HeadMove | None  # the last move of the head, if the satisfaction watch made it
     agreement: tuple[int, int]  # (turns on which judge and user feedback agree, turns that have both)
     untrusted_judges: Mapping[str, Kappa]  # judges whose verdicts are not trained on
 
@@ -103,16 +107,22 @@ def take_snapshot(config: Config, conn: Connection, now: float, *, examine: bool
         longest_wait=0.0 if since is None else now - since,
         trainable_turns=training_queue_length(config, conn),
         damaged_versions=policies.damage_reports(conn) + (_unrecorded_damage(conn) if examine else []),
+        waiting_undo=[] if _has_trainer(beats, now) else retraining.progress_reports(conn),
+        automatic_rollback=move if (move := newest_head_move(conn)) is not None and move.automatic else None,
         agreement=judge_user_agreement(conn),
         untrusted_judges=_untrusted_kappas(conn),
     )
+
+
+def _has_trainer(beats: Sequence[heartbeats.Heartbeat], now: float) -> bool:
+    return any(beat.name == "train" and beat.is_alive(now) for beat in beats)
 
 
 def _unrecorded_damage(conn: Connection) -> list[str]:
     """Return a line for each of the newest versions with damage that no worker has found yet."""
     if policies.get(conn, 0) is None:
         return []
-    newest = policies.lineage(conn, policies.head(conn).version)[:EXAMINED_VERSIONS]
+    newest = policies.newest_of_each(conn, EXAMINED_VERSIONS)
     found = []
     for policy in policies.get_many(conn, newest):
         if policy.path is None or policy.damage is not None or policies.is_removed(policy):
@@ -140,8 +150,7 @@ def find_full_disks(config: Config) -> list[str]:
 
 def _untrusted_kappas(conn: Connection) -> dict[str, Kappa]:
     untrusted = untrusted_judges(conn)
-    kappas = {judge: training_kappa(pairs) for judge, pairs in judge_user_pairs(conn).items() if judge in untrusted}
-    return {judge: kappa for judge, kappa in kappas.items() if kappa is not None}
+    return {judge: kappa for judge, kappa in kappa_by_judge(conn).items() if judge in untrusted}
 
 
 def _find_worker_problems(beats: Sequence[heartbeats.Heartbeat], log_lines: Sequence[LogLine], now: float) -> list[str]:
@@ -172,13 +181,17 @@ def training_queue_length(config: Config, conn: Connection) -> int:
     """Return the number of turns that the method of the settings can train on now."""
     if policies.get(conn, 0) is None:  # no trainer or gateway has ever started
         return 0
-    method = make_method(config.train)
-    return count_trainable(
-        conn,
-        head=policies.head(conn).version,
-        max_uses=config.train.batch.max_uses,
-        need_score=method.uses_reward,
-        need_hint=method.uses_hints,
+    method, per = make_method(config.train), config.policy.per
+    return sum(
+        count_trainable(
+            conn,
+            head=policies.head(conn, name).version,
+            max_uses=config.train.batch.max_uses,
+            need_score=method.uses_reward,
+            need_hint=method.uses_hints,
+            owner=owner_filter(per, name),
+        )
+        for name in waiting_names(conn, per)
     )
 
 

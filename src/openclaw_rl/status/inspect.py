@@ -19,7 +19,8 @@ from openclaw_rl.common.terminal import TerminalConsole, print_json
 from openclaw_rl.errors import DamagedRow, ModelError, OpenClawError
 from openclaw_rl.settings.load import STARTER, Config
 from openclaw_rl.status.report import read_store
-from openclaw_rl.store import exchanges, policies, sessions, turns
+from openclaw_rl.store import exchanges, sessions, turns
+from openclaw_rl.store.lineage import policies
 from openclaw_rl.types import Exchange, Message, Reaction, Reply, Request, Verdict
 
 TurnData = Mapping[str, Any]
@@ -106,6 +107,7 @@ def _exchange_data(conn: Connection, id_: str) -> dict[str, Any]:
         "messages": len(request.messages),
         "tools": len(request.tools),
         "prompt_tokens": len(request.prompt_ids),
+        "lessons": dict(request.lessons),
         "reply": None if exchange.reply is None else _reply_data(exchange, exchange.reply),
         "reaction": None if reaction is None else _reaction_data(reaction),
         "verdict": None if verdict is None else _verdict_data(verdict),
@@ -137,6 +139,7 @@ def _reaction_data(reaction: Reaction) -> dict[str, Any]:
 def _verdict_data(verdict: Verdict) -> dict[str, Any]:
     return {
         "score": verdict.score,
+        "weight": verdict.weight,
         "judge": verdict.judge,
         "hints": list(verdict.hints),
         "reason": verdict.reason,
@@ -155,6 +158,7 @@ def policy_data(conn: Connection, version: int) -> dict[str, Any]:
         raise OpenClawError(f"no policy version {version}; expected {min(known)} to {max(known)}.")
     return {
         "version": version,
+        "policy": policy.name,
         "parent": policy.parent,
         "state": policy.state.value,
         "reason": policy.reason,
@@ -199,7 +203,7 @@ def show_sessions(config: Config, limit: int, *, as_json: bool) -> None:
     for row in found:
         states = ", ".join(f"{n} {state}" for state, n in row["states"].items())
         console.print(Text.assemble((row["session"], "bold"), f"  {states}"))
-        console.print(Text("  " + _shorten(row["first_message"], console.width - 2)))
+        console.print(Text("  " + shorten_line(row["first_message"], console.width - 2)))
     if not found:
         console.print("no conversations yet")
 
@@ -262,37 +266,39 @@ def _turn_panel(turn: TurnData, *, whole: bool) -> Panel:
 
 
 def _turn_rows(turn: TurnData, width: int) -> list[tuple[str, str | Text]]:
-    lines: list[tuple[str, str | Text]] = [("user", _shorten(turn["user"], width))]
+    lines: list[tuple[str, str | Text]] = [("user", shorten_line(turn["user"], width))]
     if turn["damaged"]:
         lines = [("damaged", Text(turn["damaged"], style="red"))]
     if turn["reply"] is not None:
-        lines.append(("reply", Text(_reply_text(turn["reply"]["message"], width), style="cyan")))
+        lines.append(("reply", Text(reply_text(turn["reply"]["message"], width), style="cyan")))
     if turn["drop_reason"]:
         lines.append(("drop reason", Text(turn["drop_reason"], style="red")))
     if turn["untrainable"]:
         lines.append(("untrainable", Text(turn["untrainable"], style="yellow")))
     if reaction := turn["reaction"]:
-        words = " / ".join(_shorten(message_text(m), width) for m in reaction["messages"])
+        words = " / ".join(shorten_line(message_text(m), width) for m in reaction["messages"])
         given = [
             f"score {f['score']}, {f['comment'] or f['correction'] or ''}".rstrip(", ") for f in reaction["feedback"]
         ]
-        lines.append(("reaction", f"{' '.join([words, *given])}  ({reaction['link']} link)"))
+        said = " ".join([words, *given]) or "nothing was said"
+        lines.append(("reaction", f"{said}  ({reaction['link']} link)"))
     if verdict := turn["verdict"]:
-        lines.append(("verdict", _verdict_text(verdict)))
+        lines.append(("verdict", verdict_text(verdict)))
     if turn["trained_into"]:
         lines.append(("trained into", ", ".join(f"version {v}" for v in turn["trained_into"])))
     return lines
 
 
-def _reply_text(message: Message, width: int) -> str:
+def reply_text(message: Message, width: int) -> str:
     calls = [f"{c['function']['name']}({c['function']['arguments']})" for c in message.get("tool_calls") or ()]
-    return _shorten(" ".join([message_text(message), *calls]), width)
+    return shorten_line(" ".join([message_text(message), *calls]), width)
 
 
-def _verdict_text(verdict: Mapping[str, Any]) -> str:
+def verdict_text(verdict: Mapping[str, Any]) -> str:
     score = "no opinion" if verdict["score"] is None else f"{verdict['score']:+d}"
     hints = f", hint: {'; '.join(verdict['hints'])}" if verdict["hints"] else ""
-    return f"{score} by {verdict['judge']}{hints}  {verdict['reason']}"
+    weight = f" with weight {verdict['weight']:g}" if verdict["weight"] != 1 else ""
+    return f"{score} by {verdict['judge']}{weight}{hints}  {verdict['reason']}"
 
 
 def _detail_rows(turn: TurnData) -> list[tuple[str, str | Text]]:
@@ -305,6 +311,7 @@ def _detail_rows(turn: TurnData) -> list[tuple[str, str | Text]]:
         *([("origin", Text(f"imported as {turn['origin']}: off-policy", "yellow"))] if turn["origin"] else []),
         ("sampling", f"temperature {sampling['temperature']:g}, top_p {sampling['top_p']:g}"),
         ("prompt", f"{turn['prompt_tokens']} tokens, {turn['messages']} messages, {turn['tools']} tools"),
+        *(("lesson", f"{text}  ({id_})") for id_, text in turn["lessons"].items()),
     ]
     reply = turn["reply"]
     if reply is not None and reply["tokens"]:
@@ -316,7 +323,7 @@ def _detail_rows(turn: TurnData) -> list[tuple[str, str | Text]]:
     return lines
 
 
-def _shorten(text: str | None, width: int) -> str:
+def shorten_line(text: str | None, width: int) -> str:
     """Return the text in one line of at most `width` columns, cut between two words if its second half has a space."""
     if text is None:
         return "(redacted)"

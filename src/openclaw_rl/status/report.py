@@ -20,12 +20,14 @@ from openclaw_rl.common.gateway_address import running_address
 from openclaw_rl.common.terminal import TerminalConsole, print_json
 from openclaw_rl.settings.load import Config
 from openclaw_rl.status.reasons import merge_reasons
-from openclaw_rl.store import heartbeats, policies, turns
+from openclaw_rl.store import heartbeats, turns
 from openclaw_rl.store.db import Store
-from openclaw_rl.store.version_stats import (
+from openclaw_rl.store.lessons import lessons, practice_turns
+from openclaw_rl.store.lineage import policies, policy_marks, retraining
+from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME, SHARED_NAME, read_heads
+from openclaw_rl.store.lineage.version_stats import (
     judge_user_agreement,
-    judge_user_pairs,
-    training_kappa,
+    kappa_by_judge,
     turns_by_version,
     untrusted_judges,
 )
@@ -46,6 +48,9 @@ CURES = {
     "a forced format": "the client can ask for the format in the prompt, with tool_choice auto and no response_format",
 }
 """Start of a reason for which turns are untrainable -> what makes the next ones trainable."""
+_GATE_FIGURES = "held_out liked batch_alone agreement outlier_distance correctness form preference"
+GATE_FIGURES = tuple(f"gate/{name}" for name in _GATE_FIGURES.split())
+"""Metrics of the gate that `status` shows."""
 _SHOWN_REASONS = 3  # reasons of one agent, the most frequent first
 
 
@@ -71,9 +76,10 @@ def collect_status(conn: Connection, now: float) -> dict[str, Any]:
     newest = known[-10:]
     counts = turns_by_version(conn, [policy.version for policy in newest])
     agree, of = judge_user_agreement(conn)
-    untrusted = untrusted_judges(conn)
+    untrusted, move = untrusted_judges(conn), policy_marks.newest_head_move(conn)
     return {
         "head": head.version,
+        "heads": {name: version for name, version in read_heads(conn).items() if name != SHARED_NAME},
         "loops": [
             {
                 "name": b.name,
@@ -87,17 +93,23 @@ def collect_status(conn: Connection, now: float) -> dict[str, Any]:
         ],
         "turns": turns.count_by_state(conn),
         **turns.count_by_reason(conn),
+        "practice": {
+            "turns": practice_turns.count_all(conn),
+            "lessons": Counter(lesson.state.value for lesson in lessons.list_lessons(conn)),
+        },
         "verdicts": {str(score): n for score, n in turns.count_by_score(conn).items()},
         "agreement": {"agree": agree, "of": of},
         "judges": [
             {"judge": judge, "trained_on": judge not in untrusted, **asdict(kappa)}
-            for judge, pairs in judge_user_pairs(conn).items()
-            if (kappa := training_kappa(pairs)) is not None
+            for judge, kappa in kappa_by_judge(conn).items()
         ],
         "versions": [_policy_row(p, *counts[p.version]) for p in newest],
         "states": Counter(p.state.value for p in known),
         "kept_versions": sum(p.path is not None and not policies.is_removed(p) for p in known),
         "damaged": policies.damage_reports(conn),
+        "undo": retraining.progress_reports(conn),
+        "automatic_rollback": None if move is None or not move.automatic else asdict(move),
+        "frozen_since": policy_marks.frozen_since(conn),
         "engine_gap": engine_gaps(known),
         "untrainable_agents": untrainable_agents(turns.trainable_by_agent(conn)),
     }
@@ -136,6 +148,7 @@ def _cure_of(reason: str) -> str:
 def _policy_row(policy: Policy, used: int, served: int) -> dict[str, Any]:
     return {
         "version": policy.version,
+        "policy": policy.name,
         "parent": policy.parent,
         "state": policy.state.value,
         "turns": used,
@@ -170,6 +183,7 @@ def _render_status(status: Mapping[str, Any]) -> Group:
         _render_turns(status),
         _render_versions(status),
         _render_newest_step(status["versions"]),
+        _render_gate(status["versions"]),
         cure,
     )
 
@@ -211,6 +225,9 @@ def _render_turns(status: Mapping[str, Any]) -> Table:
     scores = {"1": "good", "-1": "bad", "0": "neutral", "None": "no opinion"}
     words = ", ".join(f"{n} {scores.get(k, k)}" for k, n in status["verdicts"].items())
     table.add_row("", _labelled("verdicts", words or "none yet"))
+    if status["practice"]["lessons"]:
+        states = ", ".join(f"{n} {state}" for state, n in status["practice"]["lessons"].items())
+        table.add_row("", _labelled("lessons", f"{states}; {status['practice']['turns']} replies of practice"))
     if status["agreement"]["of"]:
         table.add_row("", _labelled("judge agrees with feedback", "{agree} of {of}".format(**status["agreement"])))
     for row in status["judges"]:
@@ -239,7 +256,9 @@ def _labelled(label: str, words: str) -> Text:
 
 def _render_versions(status: Mapping[str, Any]) -> Group:
     states = ", ".join(f"{n} {state}" for state, n in status["states"].items())
-    title = Text(f"\npolicy versions ({states}; head v{status['head']})", "italic")
+    heads = status["heads"]
+    own = f"; {len(heads)} policies, see `policies list`" if len(heads) > 1 else ""
+    title = Text(f"\npolicy versions ({states}; head v{status['head']}{own})", "italic")
     table = Table(box=None, pad_edge=False, collapse_padding=True)
     for column in ("version", "state", "turns", "served", "reward", "loss", "kl", "grad", "time"):
         table.add_column(column, justify="left" if column in ("version", "state") else "right", no_wrap=True)
@@ -250,19 +269,36 @@ def _render_versions(status: Mapping[str, Any]) -> Group:
         name = f"v{row['version']}"
         if row["parent"] not in (None, row["version"] - 1):
             name += f" of v{row['parent']}"
-        table.add_row(name, state, str(row["turns"]), str(row["served"]), *numbers, _format_time(row["at"]))
+        if row["policy"] != DEFAULT_NAME:
+            name += f" {row['policy'][:32]}"
+        table.add_row(name, state, str(row["turns"]), str(row["served"]), *numbers, format_time(row["at"]))
     reasons = [f"v{row['version']}: {row['reason']}" for row in status["versions"] if row["reason"]]
     disk = status["disk"]
     sizes = f"store {_format_size(disk['store'])}; weights of {status['kept_versions']} versions"
     space = Text(f"\non disk: {sizes} {_format_size(disk['policies'])}")
-    damaged = [Text(report, "red") for report in status["damaged"]]
-    return Group(title, table, *(Text(reason, "dim") for reason in reasons), *damaged, space)
+    warnings = [Text(report, "yellow") for report in status["undo"]] + [Text(r, "red") for r in status["damaged"]]
+    if move := status["automatic_rollback"]:
+        left, when = ", ".join(f"v{version}" for version in reversed(move["left"])), format_time(move["at"])
+        warnings.append(Text(f"rolled back by itself from {left} to v{move['to']} at {when}: {move['reason']}", "red"))
+    if status["frozen_since"] is not None:
+        warnings.append(Text(f"training is frozen since {format_time(status['frozen_since'])}", "yellow"))
+    return Group(title, table, *(Text(reason, "dim") for reason in reasons), *warnings, space)
 
 
 def _render_newest_step(versions: Sequence[Mapping[str, Any]]) -> Text:
     row = versions[-1]
     words = off_policy_summary(row["metrics"])
     return Text(f"\nnewest step (v{row['version']}): {words}" if words else "", style="dim")
+
+
+def _render_gate(versions: Sequence[Mapping[str, Any]]) -> Text:
+    """Return the figures of the newest version that the gate has examined, as mean differences from its parent."""
+    for row in reversed(versions):
+        found = {name.removeprefix("gate/"): value for name, value in row["metrics"].items() if name in GATE_FIGURES}
+        if found:
+            words = ", ".join(f"{name.replace('_', ' ')} {value:+.2f}" for name, value in found.items())
+            return Text(f"gate of v{row['version']}: {words}", style="dim")
+    return Text()
 
 
 def _format_number(value: Any) -> str:
@@ -292,5 +328,6 @@ def _format_size(size: float) -> str:
     return f"{size:.3g} GB"
 
 
-def _format_time(at: float) -> str:
+def format_time(at: float) -> str:
+    """Return a time (seconds since the epoch) as month, day, hour and minute of the local time zone."""
     return datetime.fromtimestamp(at).strftime("%m-%d %H:%M")

@@ -25,7 +25,7 @@ from openclaw_rl.settings.load import Config
 from openclaw_rl.status import report
 from openclaw_rl.status.health import training_queue_length
 from openclaw_rl.status.reasons import merge_reasons
-from openclaw_rl.store.version_stats import satisfaction_by_version
+from openclaw_rl.store.lineage.version_stats import satisfaction_by_version
 from openclaw_rl.types import TurnState
 
 UPDATE_SECONDS = 1.0  # seconds between updates

@@ -22,6 +22,8 @@ from openclaw_rl.store.rows import (
 from openclaw_rl.store.turn_states import DropReason
 from openclaw_rl.types import Capture, ExchangeStatus, Kind, Message, TurnState
 
+MAX_SAME_HASH = 64
+"""Newest exchanges with one hash that are compared: many conversations may begin with the same words."""
 MAX_REPLIES, REPLY_WINDOW = 64, 4096
 """Replies of one kind, and exchanges of any kind, among which a summary or the turn that it quotes is searched."""
 
@@ -64,17 +66,21 @@ _base = select(
 ).join(t.turns, t.turns.c.seq == t.exchanges.c.seq)
 
 
-def _select_by(column: Any) -> Select[Any]:
-    asked = column.in_(bindparam("values", expanding=True))
-    return _base.where(t.exchanges.c.scope == bindparam("of_scope"), asked).order_by(t.exchanges.c.seq)
-
-
-_by_chain, _by_own = _select_by(t.exchanges.c.reply_chain), _select_by(t.exchanges.c.reply_own)
-_by_context = _select_by(t.exchanges.c.context_chain)
+_by_seq = _base.where(t.exchanges.c.seq.in_(bindparam("seqs", expanding=True))).order_by(t.exchanges.c.seq)
+# SQLAlchemy has no such join. The inner query reads the index backwards, so the number of equal hashes costs nothing.
+_NEWEST_WITH_HASH = (
+    f"WITH asked (hash) AS (VALUES {{rows}}) SELECT e.seq FROM asked JOIN exchanges e ON e.seq IN (SELECT seq FROM "
+    f"exchanges WHERE scope = ? AND {{column}} = asked.hash ORDER BY seq DESC LIMIT {MAX_SAME_HASH})"
+)
 _by_own_in_session = _base.where(
     t.turns.c.scope == bindparam("of_scope"),
     t.turns.c.session == bindparam("session"),
     t.exchanges.c.reply_own == bindparam("own"),
+).order_by(t.exchanges.c.seq)
+_by_parent = _base.where(
+    t.turns.c.scope == bindparam("of_scope"),
+    t.turns.c.session == bindparam("session"),
+    t.turns.c.parent.is_not_distinct_from(bindparam("parent")),
 ).order_by(t.exchanges.c.seq)
 _by_id = _base.where(t.exchanges.c.id == bindparam("id"))
 _signatures = select(t.reactions.c.turn, t.reactions.c.signature).where(
@@ -127,12 +133,12 @@ class ExchangeIndex:
         self._conn, self.secret = conn, secret
 
     def by_chain(self, scope: str, chains: Collection[bytes]) -> list[ExchangeSummary]:
-        """Return the exchanges whose reply has one of these chained hashes."""
-        return self._find_summaries(_by_chain, scope, chains)
+        """Return the exchanges whose reply has one of these chained hashes, the newest of each."""
+        return self._find_summaries("reply_chain", scope, chains)
 
     def by_own(self, scope: str, owns: Collection[bytes]) -> list[ExchangeSummary]:
-        """Return the exchanges whose reply has one of these own hashes."""
-        return self._find_summaries(_by_own, scope, owns)
+        """Return the exchanges whose reply has one of these own hashes, the newest of each."""
+        return self._find_summaries("reply_own", scope, owns)
 
     def by_own_in_session(self, scope: str, session: str, own: bytes) -> list[ExchangeSummary]:
         """Return the exchanges of a session whose reply has this own hash, also if the reply is short."""
@@ -140,9 +146,15 @@ class ExchangeIndex:
             self._conn.execute(_by_own_in_session, {"of_scope": scope, "session": session, "own": own})
         )
 
+    def by_parent(self, scope: str, session: str, parent: str | None) -> list[ExchangeSummary]:
+        """Return the exchanges of a session that continue this turn; None: those that begin the conversation."""
+        return self._load_summaries(
+            self._conn.execute(_by_parent, {"of_scope": scope, "session": session, "parent": parent})
+        )
+
     def by_context(self, scope: str, chains: Collection[bytes]) -> list[ExchangeSummary]:
-        """Return the exchanges whose request has one of these history hashes."""
-        return self._find_summaries(_by_context, scope, chains)
+        """Return the exchanges whose request has one of these history hashes, the newest of each."""
+        return self._find_summaries("context_chain", scope, chains)
 
     def by_tool_call(self, scope: str, calls: Collection[str]) -> dict[str, list[ExchangeSummary]]:
         """Return the exchanges whose reply made the calls with these ids, by call id."""
@@ -198,10 +210,13 @@ class ExchangeIndex:
         found = self.get(id)
         return found if found is not None and found.scope == scope else None
 
-    def _find_summaries(self, query: Select[Any], scope: str, values: Collection[bytes]) -> list[ExchangeSummary]:
+    def _find_summaries(self, column: str, scope: str, values: Collection[bytes]) -> list[ExchangeSummary]:
+        """Return the newest exchanges with each of these values in an indexed column of hashes."""
         if not values:
             return []
-        return self._load_summaries(self._conn.execute(query, {"of_scope": scope, "values": list(values)}))
+        query = _NEWEST_WITH_HASH.format(column=column, rows=", ".join(["(?)"] * len(values)))
+        seqs = [seq for (seq,) in self._conn.exec_driver_sql(query, (*values, scope))]
+        return self._load_summaries(self._conn.execute(_by_seq, {"seqs": seqs})) if seqs else []
 
     def _load_summaries(self, rows: Iterable[Row[Any]]) -> list[ExchangeSummary]:
         found = list(rows)

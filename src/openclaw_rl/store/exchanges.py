@@ -185,6 +185,7 @@ def _body_row(seq: int, r: Request, pack: message_hash.MarkPacker) -> dict[str, 
         "marks": pack(r.marks),
         "sampling": to_json(r.sampling if full else replace(r.sampling, stop=(), logit_bias={}, grammar=None)),
         "prompt_ids": pack_ids(r.prompt_ids) if full else None,
+        "lessons": to_json(r.lessons) if full and r.lessons else None,
     }
 
 

@@ -42,5 +42,13 @@ MIGRATIONS: Sequence[Migration] = (
     partial(_run_file, "7_attempts"),
     partial(_run_file, "8_policy_files"),
     partial(_run_file, "9_cached_votes"),
+    partial(_run_file, "10_probe_answers"),
+    partial(_run_file, "11_retraining"),
+    partial(_run_file, "12_behaviour"),
+    partial(_run_file, "13_policy_names"),
+    partial(_run_file, "14_lessons"),
+    partial(_run_file, "15_practice"),
+    partial(_run_file, "16_degenerate_turns"),
+    partial(_run_file, "17_episode_groups"),
 )
 """Migration n is at index n - 1. Each runs in the same transaction that writes the new schema number."""

@@ -1,13 +1,15 @@
-"""Writes of the collect stage: a turn's position in its session, its reaction, and its pending feedback."""
+"""Writes of the collect stage: a turn's position in its session, its reaction, feedback and observations."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, bindparam, case, func, insert, select, update
+from sqlalchemy import Connection, Row, Select, bindparam, case, func, select, update
+from sqlalchemy.dialects.sqlite import insert
 
 from openclaw_rl.store import schema as t
+from openclaw_rl.store.behaviour.observations import is_signal
 from openclaw_rl.store.rows import to_json
 from openclaw_rl.store.turn_states import REOPENABLE_REASONS, DropReason, transition
 from openclaw_rl.types import ExchangeStatus, Kind, Message, TurnState
@@ -25,7 +27,7 @@ _count_known = select(func.count()).where(
     t.reactions.c.turn == bindparam("turn"), t.reactions.c.signature == bindparam("signature")
 )
 _select_state: Select[Any] = (
-    select(t.turns.c.id, t.turns.c.state, t.turns.c.cause, t.turns.c.revision, t.exchanges.c.status)
+    select(t.turns.c.id, t.turns.c.state, t.turns.c.cause, t.turns.c.revision, t.turns.c.signal, t.exchanges.c.status)
     .join(t.exchanges, t.exchanges.c.seq == t.turns.c.seq)
     .where(t.turns.c.id == bindparam("turn"))
 )
@@ -40,6 +42,14 @@ _attach_feedback = (
     .where(t.feedback.c.target == bindparam("turn"), t.feedback.c.revision.is_(None))
     .values(revision=bindparam("new_revision"))
 )
+_insert_observation = insert(t.observations).on_conflict_do_nothing()
+_newest_judge = (
+    select(t.verdicts.c.judge)
+    .where(t.verdicts.c.turn == bindparam("turn"))
+    .order_by(t.verdicts.c.revision.desc(), t.verdicts.c.at.desc())
+    .limit(1)
+)
+_count_explicit = select(func.count()).where(t.verdicts.c.turn == bindparam("turn"), t.verdicts.c.explicit == 1)
 _served_in_session = (
     select(t.turns.c.id)
     .where(t.turns.c.scope == bindparam("of_scope"), t.turns.c.session == bindparam("of_session"))
@@ -120,13 +130,34 @@ def record_pending_feedback(conn: Connection, turn: str, at: float) -> bool:
         return False
     if conn.execute(_count_pending, {"turn": turn}).scalar_one() == 0:
         return False
-    before = conn.execute(_reaction, {"turn": turn, "revision": now.revision}).one_or_none()
-    row = {"messages": to_json(()), "signature": None, "source": None, "how": "feedback"}
-    if before is not None:
-        row = {name: getattr(before, name) for name in row}
-    _add_revision(conn, now, row | {"at": at})
+    _repeat_reaction(conn, now, how="feedback", source=None, at=at)
     conn.execute(_attach_feedback, {"turn": turn, "new_revision": now.revision + 1})
     return True
+
+
+def record_observation(conn: Connection, turn: str, signal: str, *, source: str | None, at: float) -> bool:
+    """Store what a person did with the reply (`behaviour/observations.py`), and set the turn to CLOSED to be judged.
+
+    `source`: the exchange that shows it. Returns False if the turn stays as it is: it cannot be closed, or a judge has
+    found evidence in the reaction, which counts before behaviour.
+    """
+    now = conn.execute(_select_state, {"turn": turn}).one()
+    row = {"turn": turn, "signal": signal, "source": source, "at": at}
+    if conn.execute(_insert_observation, row).rowcount == 0 or not _can_close(now):
+        return False
+    if now.signal and not conn.execute(_count_explicit, {"turn": turn}).scalar_one():
+        judge = conn.execute(_newest_judge, {"turn": turn}).scalar_one()
+        if not is_signal(judge):
+            return False
+    _repeat_reaction(conn, now, how="behaviour", source=source, at=at)
+    return True
+
+
+def record_outcome(conn: Connection, turn: str, *, at: float) -> None:
+    """Set a turn to CLOSED because its episode has ended. The turn must wait for a reaction, or be reopenable."""
+    now = conn.execute(_select_state, {"turn": turn}).one()
+    assert _can_close(now), f"turn {turn} is {now.state}"
+    _repeat_reaction(conn, now, how="outcome", source=None, at=at)
 
 
 def served_in_session(conn: Connection, scope: str, session: str) -> list[str]:
@@ -141,6 +172,15 @@ def overdue_turns(conn: Connection, before: float, limit: int) -> list[str]:
 
 def _can_close(now: Row[Any]) -> bool:
     return now.state != TurnState.DROPPED or now.cause in REOPENABLE_REASONS
+
+
+def _repeat_reaction(conn: Connection, now: Row[Any], *, how: str, source: str | None, at: float) -> None:
+    """Add a revision with the messages of the current reaction; `how` and `source` are of a first one."""
+    before = conn.execute(_reaction, {"turn": now.id, "revision": now.revision}).one_or_none()
+    row = {"messages": to_json(()), "signature": None, "source": source, "how": how}
+    if before is not None:
+        row = {name: getattr(before, name) for name in row}
+    _add_revision(conn, now, row | {"at": at})
 
 
 def _add_revision(conn: Connection, now: Row[Any], row: dict[str, Any]) -> None:

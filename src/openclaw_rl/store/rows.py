@@ -137,6 +137,7 @@ def request_from_row(row: Row[Any]) -> Request:
         marks=message_hash.unpack_marks(row.marks),
         sampling=sampling_from_json(row.sampling),
         prompt_ids=unpack_ids(row.prompt_ids or b""),
+        lessons=_decode_json(_object_decoder, row.lessons) if row.lessons is not None else {},
         origin=Origin(row.origin) if row.origin else None,
         untrainable=None,  # the turn has it
     )

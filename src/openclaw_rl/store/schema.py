@@ -85,8 +85,37 @@ episodes = Table(
     *_required(Float, "started_at"),
     Column("outcome", Text),  # done, void; NULL: running
     *_optional(Float, "reward ended_at"),
+    Column("scope", Text, nullable=False, server_default=text("''")),  # of the owner's key
+    Column("expires_at", Float, nullable=False, server_default=text("0")),
+    *_optional(Integer, "max_steps"),
+    *_optional(LargeBinary, "sampling parts steps"),  # JSON; NULL: none
+    *_optional(Text, "reason"),
+    *_optional(Float, "settled_at"),  # NULL: its steps are not known yet
 )
 Index("episodes_group", episodes.c.group_id)
+Index("episodes_running", episodes.c.expires_at, sqlite_where=text("outcome IS NULL"))
+
+episode_groups = Table(
+    "episode_groups",
+    metadata,
+    Column("id", Text, primary_key=True),
+    *_required(Text, "scope task split agent"),
+    *_required(Integer, "size"),
+    *_required(Float, "expires_at"),
+    *_optional(Float, "completed_at"),
+    *_optional(Text, "reason"),  # why it is not trained on
+)
+Index("episode_groups_open", episode_groups.c.expires_at, sqlite_where=text("completed_at IS NULL"))
+
+episode_steps = Table(  # the turns on the chain that leads to the last turn of an episode
+    "episode_steps",
+    metadata,
+    _turn_key(),
+    Column("episode", Text, ForeignKey("episodes.id"), nullable=False),
+    *_required(Integer, "step"),
+    *_optional(Float, "reward"),  # that the environment gave
+)
+Index("episode_steps_episode", episode_steps.c.episode)
 
 bodies = Table(
     "bodies",
@@ -95,6 +124,7 @@ bodies = Table(
     *_required(LargeBinary, "marks sampling"),
     *_optional(LargeBinary, "messages tools prompt_ids"),  # NULL: redacted
     *_optional(LargeBinary, "template"),  # NULL: no variables
+    *_optional(LargeBinary, "lessons"),  # JSON id -> text of the lessons in the prompt; NULL: none
 )
 
 replies = Table(
@@ -128,6 +158,8 @@ turns = Table(
 Index("turns_served", turns.c.seq, sqlite_where=text("state = 'served'"))
 Index("turns_closed", turns.c.seq, sqlite_where=text("state = 'closed'"))
 Index("turns_session", turns.c.scope, turns.c.session)
+Index("turns_practice", turns.c.seq, sqlite_where=text("kind = 'practice'"))
+Index("turns_degenerate", turns.c.seq, sqlite_where=text("cause = 'degenerate'"))
 _IS_CLAIMABLE = text("state = 'judged' AND untrainable IS NULL AND kind = 'main'")
 Index("turns_claimable", turns.c.uses, turns.c.signal, turns.c.seq, sqlite_where=_IS_CLAIMABLE)
 
@@ -168,6 +200,16 @@ verdicts = Table(
     *_required(Integer, "explicit"),
     *_required(Text, "reason"),
     *_required(Float, "at"),
+    Column("weight", Float, nullable=False, server_default=text("1")),
+)
+
+observations = Table(  # what a person did with a reply, which may be evidence (`store/behaviour/observations.py`)
+    "observations",
+    metadata,
+    _turn_key(),
+    Column("signal", Text, primary_key=True),
+    *_optional(Text, "source"),  # the exchange that shows it
+    *_required(Float, "at"),
 )
 
 cached_votes = Table(  # answers of judges to questions, by the hash of the question
@@ -191,8 +233,22 @@ policies = Table(
     *_required(Float, "created_at"),
     Column("files", LargeBinary),  # digests of all files; NULL: only that of the weights is known
     Column("damage", Text),  # how the files differ from their digests; NULL: they do not, as far as is known
+    Column("name", Text, nullable=False, server_default="default"),  # of the policy; see `lineage/policy_names.py`
 )
 Index("policies_damaged", policies.c.version, sqlite_where=text("damage IS NOT NULL"))
+
+probe_answers = Table(  # answers of the head and of a candidate to the probes of the gate
+    "probe_answers",
+    metadata,
+    Column("version", Integer, ForeignKey("policies.version"), primary_key=True),
+    Column("probe", Text, primary_key=True),
+    Column("head", Integer, ForeignKey("policies.version"), nullable=False),
+    Column("turn", Text, ForeignKey("turns.id", ondelete="CASCADE")),  # the person's turn whose prompt was asked again
+    *_required(Text, "question head_answer candidate_answer"),
+    *_required(Float, "verdict"),
+    *_required(Text, "reason"),
+)
+Index("probe_answers_turn", probe_answers.c.turn)
 
 heads = Table(
     "heads",
@@ -207,8 +263,68 @@ uses = Table(
     Column("policy", Integer, ForeignKey("policies.version"), primary_key=True),
     _turn_key(),
     *_required(Integer, "number"),
+    Column("place", Integer),  # ascending in the order of the batch
+    Column("credit", LargeBinary),  # see `token_credit`; NULL: not recorded
     UniqueConstraint("turn", "number"),
 )
+
+retraining = Table(  # batches that an undo trains on again, in this order
+    "retraining",
+    metadata,
+    Column("seq", Integer, primary_key=True),
+    Column("repeats", Integer, ForeignKey("policies.version"), nullable=False),
+    *_required(LargeBinary, "turns"),  # JSON list of ids, in the order of the batch
+    Column("name", Text, nullable=False, server_default="default"),  # of the policy
+    sqlite_autoincrement=True,
+)
+
+lessons = Table(  # what people said about replies in words (`store/lessons/lessons.py`)
+    "lessons",
+    metadata,
+    Column("id", Text, primary_key=True),
+    *_required(Text, "policy key text topic scope_kind scope_value"),
+    *_required(Float, "weight"),
+    *_required(Text, "state"),
+    Column("superseded_by", Text, ForeignKey("lessons.id", ondelete="SET NULL")),
+    *_required(Integer, "is_pinned"),
+    *_required(Float, "made_at reinforced_at"),
+    Column("learned_version", Integer, ForeignKey("policies.version")),  # NULL: it is not in the weights
+    *_optional(Float, "divergence"),
+)
+Index("lessons_scope", lessons.c.policy, lessons.c.key, lessons.c.scope_kind, lessons.c.scope_value)
+
+lesson_turns = Table(  # the evidence of each lesson
+    "lesson_turns",
+    metadata,
+    Column("lesson", Text, ForeignKey("lessons.id", ondelete="CASCADE"), primary_key=True),
+    _turn_key(),
+    *_required(Float, "weight at"),
+)
+Index("lesson_turns_turn", lesson_turns.c.turn)
+
+lesson_divergences = Table(
+    "lesson_divergences",
+    metadata,
+    Column("lesson", Text, ForeignKey("lessons.id", ondelete="CASCADE"), primary_key=True),
+    Column("version", Integer, ForeignKey("policies.version"), primary_key=True),
+    *_required(Float, "value at"),
+)
+
+practice_turns = Table(  # turns of practice (`store/lessons/practice_turns.py`)
+    "practice_turns",
+    metadata,
+    _turn_key(),
+    Column("source", Text, ForeignKey("turns.id", ondelete="CASCADE"), nullable=False),  # its prompt was asked again
+)
+Index("practice_turns_source", practice_turns.c.source)
+
+practice_lessons = Table(  # the lessons in the teacher's prompt of a practice turn; some may be forgotten since
+    "practice_lessons",
+    metadata,
+    Column("turn", Text, ForeignKey("practice_turns.turn", ondelete="CASCADE"), primary_key=True),
+    Column("lesson", Text, primary_key=True),
+)
+Index("practice_lessons_lesson", practice_lessons.c.lesson)
 
 leases = Table(
     "leases",

@@ -70,7 +70,7 @@ def _sessions_query(names: Sequence[str], since: float | None) -> Select[tuple[s
     query = (
         select(t.turns.c.scope, t.turns.c.session)
         .join(t.exchanges, t.exchanges.c.seq == t.turns.c.seq)
-        .where(t.exchanges.c.status != ExchangeStatus.RUNNING.value)
+        .where(t.exchanges.c.status != ExchangeStatus.RUNNING.value, t.turns.c.kind != Kind.PRACTICE.value)
         .group_by(t.turns.c.scope, t.turns.c.session)
     )
     if names:
@@ -95,7 +95,7 @@ def first_scope(conn: Connection, name: str) -> str:
 def newest_sessions(conn: Connection, limit: int) -> list[tuple[str, Counter[str]]]:
     """Return (name, number of turns in each state) of the sessions with main turns, newest first."""
     c = t.turns.c
-    query = select(c.session, func.group_concat(c.state).label("states")).where(c.kind != Kind.SIDE.value)
+    query = select(c.session, func.group_concat(c.state).label("states")).where(c.kind == Kind.MAIN.value)
     rows = conn.execute(query.group_by(c.session).order_by(func.max(c.seq).desc()).limit(limit))
     return [(row.session, Counter(row.states.split(","))) for row in rows]
 
@@ -103,6 +103,25 @@ def newest_sessions(conn: Connection, limit: int) -> list[tuple[str, Counter[str
 def session_turns(conn: Connection, name: str) -> list[str]:
     """Return the ids of all turns in sessions of this name, oldest first."""
     return list(conn.execute(select(t.turns.c.id).where(t.turns.c.session == name).order_by(t.turns.c.seq)).scalars())
+
+
+def turns_since(conn: Connection, since: float) -> list[str]:
+    """Return the main turns that were asked for since then (seconds since the epoch), oldest first.
+
+    Dropped turns that no version used are left out.
+    """
+    query = select(t.turns.c.id).join(t.exchanges, t.exchanges.c.seq == t.turns.c.seq)
+    query = query.where(
+        t.exchanges.c.admitted_at >= since,
+        t.equals_literal(t.turns.c.kind, Kind.MAIN),
+        (t.turns.c.state != TurnState.DROPPED.value) | (t.turns.c.uses > 0),
+    )
+    return list(conn.execute(query.order_by(t.turns.c.seq)).scalars())
+
+
+def sort_turns(conn: Connection, ids: Collection[str]) -> list[str]:
+    """Return the ids of these turns, oldest first."""
+    return [id_ for id_ in conn.execute(select(t.turns.c.id).order_by(t.turns.c.seq)).scalars() if id_ in ids]
 
 
 def stored_turns(

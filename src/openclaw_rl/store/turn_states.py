@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 import numpy as np
-from sqlalchemy import Connection, Update, bindparam, update
+from sqlalchemy import Connection, Update, bindparam, select, update
 
 from openclaw_rl.common.message_hash import visible_text
 from openclaw_rl.store import events
@@ -30,6 +30,7 @@ class DropReason(StrEnum):
     SUPERSEDED = "superseded"
     TAKEN_BACK = "taken back"
     SET_ASIDE = "set aside"
+    EPISODE_ENDED = "episode ended"
 
 
 REOPENABLE_REASONS = frozenset(
@@ -81,10 +82,19 @@ def drop_all(conn: Connection, turns_: Sequence[str], cause: DropReason, reason:
 
 
 def take_back(conn: Connection, turns_: Sequence[str], reason: str, *, at: float) -> None:
-    """Drop the turns for good. Those dropped before get this reason too, so that late evidence does not reopen them."""
+    """Drop the turns for good. Those dropped before get this reason, too, so that late evidence does not reopen them.
+
+    `lessons.removal.take_back` takes them out of the lessons, too.
+    """
     drop_all(conn, turns_, DropReason.TAKEN_BACK, reason, at=at)
     if turns_:
         conn.execute(_set_taken_back, [{"turn": turn, "why": reason} for turn in turns_])
+
+
+def taken_back(conn: Connection, turns_: Sequence[str]) -> list[str]:
+    """Return those of the turns that were taken back."""
+    found = select(turns.c.id).where(turns.c.id.in_(list(turns_)), turns.c.cause == DropReason.TAKEN_BACK.value)
+    return list(conn.execute(found.order_by(turns.c.seq)).scalars())
 
 
 def degenerate_reason(reply: Reply) -> str | None:

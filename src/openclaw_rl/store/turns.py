@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, bindparam, case, delete, func, select, update
@@ -12,6 +13,7 @@ from sqlalchemy.dialects.sqlite import insert
 from openclaw_rl.errors import DamagedRow
 from openclaw_rl.store import exchanges, turn_states
 from openclaw_rl.store import schema as t
+from openclaw_rl.store.behaviour.observations import BEHAVIOUR_JUDGE, observations_of
 from openclaw_rl.store.rows import (
     from_row,
     reaction_from_row,
@@ -24,8 +26,12 @@ from openclaw_rl.store.rows import (
 from openclaw_rl.store.turn_states import DropReason
 from openclaw_rl.types import Feedback, FinishReason, JudgeInput, Kind, Reaction, Turn, TurnState, Verdict, Vote
 
+PRACTICE_JUDGE = "practice"
+"""Judge of the turns of practice (`store/lessons/practice_turns.py`), which has no opinion of them."""
 SCORE_SIGNAL, HINT_SIGNAL = 1, 2
 """Bits of a turn's `signal`: the training signals of its current verdict."""
+EPISODE_SIGNAL = 4
+"""`signal` of the turns of a complete group of episodes. Verdicts never set the `signal` of an episode's turn."""
 
 _get = select(t.turns).where(t.turns.c.id == bindparam("id"))
 _reaction = (
@@ -47,12 +53,18 @@ _closed = (
 # A correction without a score does not take precedence over a judge's score.
 _explicit_score = case((t.verdicts.c.score.is_not(None), t.verdicts.c.explicit), else_=0)
 VERDICT_PRECEDENCE = (_explicit_score.desc(), t.verdicts.c.revision.desc(), t.verdicts.c.at.desc(), t.verdicts.c.judge)
+_BY_JUDGES = (
+    t.verdicts.c.explicit == 0,
+    t.verdicts.c.judge.not_like(f"{BEHAVIOUR_JUDGE}%"),
+    t.verdicts.c.judge != PRACTICE_JUDGE,
+)
+_OF_PEOPLE = t.turns.c.kind != Kind.PRACTICE.value
 _verdict = select(t.verdicts).where(t.verdicts.c.turn == bindparam("turn")).order_by(*VERDICT_PRECEDENCE).limit(1)
 _verdicts = (
     select(t.verdicts).where(t.verdicts.c.turn.in_(bindparam("ids", expanding=True))).order_by(*VERDICT_PRECEDENCE)
 )
 _select_revision = (
-    select(t.turns.c.state, t.turns.c.revision, t.exchanges.c.finish_reason)
+    select(t.turns.c.state, t.turns.c.revision, t.exchanges.c.finish_reason, t.exchanges.c.episode)
     .join(t.exchanges, t.exchanges.c.seq == t.turns.c.seq)
     .where(t.turns.c.id == bindparam("id"))
 )
@@ -103,14 +115,15 @@ def closed_turns(conn: Connection, limit: int) -> list[JudgeInput]:
     ids = list(conn.execute(_closed, {"limit": limit}).scalars())
     if not ids:
         return []
-    found, answers = exchanges.get_many(conn, ids), current_reactions(conn, ids)
+    found, answers, observed = exchanges.get_many(conn, ids), current_reactions(conn, ids), observations_of(conn, ids)
     out = []
     for id_ in ids:
         if id_ not in found or id_ not in answers:
             raise DamagedRow(id_, "its request or its reaction is missing")
         request, reply = found[id_].request, found[id_].reply
         assert reply is not None, f"turn {id_} was closed while its exchange is running"
-        out.append(JudgeInput(turn=id_, messages=request.messages, reply=reply.message, reaction=answers[id_]))
+        item = JudgeInput(turn=id_, messages=request.messages, reply=reply.message, reaction=answers[id_])
+        out.append(replace(item, observed=observed.get(id_, frozenset())))
     return out
 
 
@@ -127,16 +140,24 @@ def add_verdict(conn: Connection, verdict: Verdict) -> bool:
         return False
     votes, hints = to_json(verdict.votes), to_json(verdict.hints)
     conn.execute(_insert_verdict, to_row(t.verdicts, verdict, votes=votes, hints=hints))
-    truncated = now.finish_reason == FinishReason.LENGTH
-    conn.execute(_set_signal, {"turn": verdict.turn, "new_signal": _current_signal(conn, verdict.turn, truncated)})
+    if now.episode is None:
+        truncated = now.finish_reason == FinishReason.LENGTH
+        conn.execute(_set_signal, {"turn": verdict.turn, "new_signal": _current_signal(conn, verdict.turn, truncated)})
     if now.state == TurnState.CLOSED:
         turn_states.transition(conn, verdict.turn, TurnState.JUDGED, at=verdict.at)
     return True
 
 
+def add_comparison(conn: Connection, verdict: Verdict) -> None:
+    """Store a verdict on a turn that has an explicit score, which stays in force. Without one, do nothing."""
+    explicit = select(func.count()).where(t.verdicts.c.turn == verdict.turn, _explicit_score == 1)
+    if conn.execute(explicit).scalar_one():
+        add_verdict(conn, verdict)
+
+
 def judged_without_feedback(conn: Connection, ids: Sequence[str]) -> set[str]:
-    """Return those of the turns that have a verdict which is not from explicit feedback."""
-    verdicts = select(t.verdicts.c.turn).where(t.verdicts.c.turn.in_(ids), t.verdicts.c.explicit == 0)
+    """Return those of the turns on which a judge has given a verdict."""
+    verdicts = select(t.verdicts.c.turn).where(t.verdicts.c.turn.in_(ids), *_BY_JUDGES)
     return set(conn.execute(verdicts).scalars())
 
 
@@ -161,17 +182,18 @@ def cache_votes(conn: Connection, key: bytes, turn_id: str, votes: Sequence[Vote
     conn.execute(delete(t.cached_votes).where(t.cached_votes.c.seq <= newest - limit))
 
 
-def mark_untrainable(conn: Connection, turn_id: str, why: str) -> None:
-    """Remove the turn from the training queue for good, for example because it is too stale or has no gradient.
+def mark_untrainable(conn: Connection, reasons: Mapping[str, str]) -> None:
+    """Remove turns from the training queue for good, for example because they are too stale or have no gradient.
 
-    An earlier reason is kept.
+    `reasons`: why, by turn. An earlier reason is kept.
     """
-    conn.execute(_set_untrainable, {"turn": turn_id, "why": why})
+    for turn_id, why in reasons.items():
+        conn.execute(_set_untrainable, {"turn": turn_id, "why": why})
 
 
 def set_aside(conn: Connection, turn_id: str, why: str, *, at: float) -> None:
     """Remove a turn from all queues for good: it is damaged, or a stage died on it again and again."""
-    mark_untrainable(conn, turn_id, why)
+    mark_untrainable(conn, {turn_id: why})
     turn_states.drop(conn, turn_id, DropReason.SET_ASIDE, why, at=at)
 
 
@@ -190,15 +212,16 @@ def count_rows(conn: Connection, column: ColumnElement[Any], *where: ColumnEleme
 
 
 def count_by_state(conn: Connection) -> dict[TurnState, int]:
-    """Return the number of turns in each state."""
-    return {TurnState(state): n for state, n in count_rows(conn, t.turns.c.state).items()}
+    """Return the number of turns in each state, without those of practice."""
+    return {TurnState(state): n for state, n in count_rows(conn, t.turns.c.state, _OF_PEOPLE).items()}
 
 
 def count_by_reason(conn: Connection) -> dict[str, dict[str, int]]:
-    """Return the number of turns for each reason for which turns are dropped or untrainable."""
+    """Return the number of turns for each reason for which turns are dropped or untrainable; without practice."""
+    dropped = t.turns.c.state == TurnState.DROPPED.value
     return {
-        "dropped": count_rows(conn, t.turns.c.reason, t.turns.c.state == TurnState.DROPPED.value),
-        "untrainable": count_rows(conn, t.turns.c.untrainable, t.turns.c.untrainable.is_not(None)),
+        "dropped": count_rows(conn, t.turns.c.reason, dropped, _OF_PEOPLE),
+        "untrainable": count_rows(conn, t.turns.c.untrainable, t.turns.c.untrainable.is_not(None), _OF_PEOPLE),
     }
 
 
@@ -217,8 +240,10 @@ def trainable_by_agent(conn: Connection) -> dict[str, dict[str | None, int]]:
 
 
 def count_by_score(conn: Connection) -> dict[int | None, int]:
-    """Return the number of verdicts with each score; None is no opinion."""
-    return count_rows(conn, t.verdicts.c.score)
+    """Return the number of verdicts with each score, without practice and comparisons of signals; None: no opinion."""
+    scored = select(t.verdicts.c.turn).where(t.verdicts.c.explicit == 1)
+    is_comparison = t.verdicts.c.judge.like(f"{BEHAVIOUR_JUDGE}%") & t.verdicts.c.turn.in_(scored)
+    return count_rows(conn, t.verdicts.c.score, ~is_comparison, t.verdicts.c.judge != PRACTICE_JUDGE)
 
 
 def count_unjudged(conn: Connection) -> tuple[int, float | None]:
@@ -230,8 +255,8 @@ def count_unjudged(conn: Connection) -> tuple[int, float | None]:
 
 
 def newest_judge_verdicts(conn: Connection, limit: int) -> list[Verdict]:
-    """Return verdicts of the judge, newest turn first, without those from user feedback and damaged ones."""
-    query = select(t.verdicts).join(t.turns, t.turns.c.id == t.verdicts.c.turn).where(t.verdicts.c.explicit == 0)
+    """Return verdicts of the judge, newest turn first, without those from feedback or behaviour and damaged ones."""
+    query = select(t.verdicts).join(t.turns, t.turns.c.id == t.verdicts.c.turn).where(*_BY_JUDGES)
     rows = conn.execute(query.order_by(t.turns.c.seq.desc(), t.verdicts.c.revision.desc()).limit(limit))
     out = []
     for row in rows:

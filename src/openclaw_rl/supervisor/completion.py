@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from sqlalchemy import Connection
 
 from openclaw_rl.settings.load import Config
-from openclaw_rl.store import events, heartbeats, policies, turns
+from openclaw_rl.store import events, heartbeats, turns
 from openclaw_rl.store.db import Store
-from openclaw_rl.train.checkpoints import CheckpointWriter
-from openclaw_rl.train.orchestrator import WAITING_PREFIX, is_last_version
+from openclaw_rl.store.lineage import policies
+from openclaw_rl.store.lineage.policy_names import is_owned, read_heads
+from openclaw_rl.train.checkpoints import CheckpointWriter, is_last_version
+from openclaw_rl.train.tracking import WAITING_PREFIX
 from openclaw_rl.trajectories.sync_worker import is_import_done
 
 log = logging.getLogger("openclaw_rl.run")
@@ -73,8 +75,9 @@ class CompletionChecker:
             if policies.get(conn, 0) is None:
                 return None
             head, seen, waiting = policies.head(conn), events.last_seq(conn), bool(turns.closed_turns(conn, 1))
-            beat = _trainer_beat(conn)
-        if is_last_version(head, self._config.train):
+            owned = [name for name in read_heads(conn) if is_owned(self._config.policy.per, name)]
+            heads, beat = [policies.head(conn, name) for name in owned], _trainer_beat(conn)
+        if all(is_last_version(found, self._config.train) for found in heads):
             return f"train.max_steps {self._config.train.max_steps} is reached; version {head.version} is the last"
         if not self._ends_when_idle or beat is None:
             return None

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from openclaw_rl.engines import registry
 from openclaw_rl.errors import ConfigError
+from openclaw_rl.gates.probe_set import load_probes
 from openclaw_rl.judge import local_model
 from openclaw_rl.judge import preflight as judge_preflight
 from openclaw_rl.plugins.source_check import check_plugin_files
@@ -62,6 +63,7 @@ def check_installation(config: Config, workers: Sequence[str]) -> None:
             )
     if "train" in workers and config.train.launch.node_rank == 0:
         tracking.check_installed(config.track)
+        load_probes(config.gate.probes)
     check_plugin_files(config)
 
 

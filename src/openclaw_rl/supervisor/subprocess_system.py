@@ -9,7 +9,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -20,9 +20,12 @@ from openclaw_rl.common.sockets import free_port
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.methods.registry import make_method
 from openclaw_rl.settings.load import Config, from_flat, to_environment
-from openclaw_rl.store import policies, turns
+from openclaw_rl.store import heartbeats, turns
 from openclaw_rl.store.db import Store
-from openclaw_rl.store.training_queue import count_trainable
+from openclaw_rl.store.lessons import lessons
+from openclaw_rl.store.lessons.lessons import LessonState
+from openclaw_rl.store.lineage import policies
+from openclaw_rl.store.lineage.training_queue import count_trainable, trainable_groups
 from openclaw_rl.supervisor.supervisor import prepare_home, read_key
 
 READY_TIMEOUTS = {"embedded": 120.0}  # seconds, per backend
@@ -90,23 +93,54 @@ class SubprocessSystem:
         """Wait until all turns so far are judged and trained on and the result is served; return the served version.
 
         That is: for `quiet` seconds no closed turn waits for a verdict, fewer turns wait than make a batch, and the
-        newest version is served and does not change. Raises `OpenClawError` after `timeout` seconds.
+        newest version is served and does not change. While practice still publishes versions, it returns after
+        `timeout` seconds. Else it raises `OpenClawError` then.
         """
         end, since, known = time.monotonic() + timeout, time.monotonic(), -1
+        state, is_learning = "", True
         with Store.open(self.config.store_path, create=False) as store:
             while time.monotonic() < end:
                 with store.read() as conn:
                     head = policies.head(conn).version
-                    waiting = bool(turns.closed_turns(conn, 1)) or self._has_full_batch(conn, head)
-                if head != known or waiting or self._served_version() != head:
+                    unjudged, untrained = bool(turns.closed_turns(conn, 1)), self._has_full_batch(conn, head)
+                served = self._served_version()
+                if head != known or unjudged or untrained or served != head:
                     known, since = head, time.monotonic()
+                    state = f"unjudged turns: {unjudged}, a full batch: {untrained}, head {head}, served {served}"
+                    is_learning = unjudged or untrained
                 elif time.monotonic() - since >= quiet:
                     return head
                 time.sleep(0.1)
-        raise OpenClawError(f"still learning after {timeout:g} s:\n{self.log_tail()}")
+        if not is_learning and self.practises:
+            return self._served_version()
+        raise OpenClawError(f"still learning after {timeout:g} s ({state}):\n{self.log_tail()}")
+
+    @property
+    def practises(self) -> bool:
+        """Whether lessons are practised: the setting is on, and the method has a teacher."""
+        return self.config.practice.enabled and make_method(self.config.train).uses_hints
+
+    def wait_for_practice(self, timeout: float, seen: Callable[[str], None] = lambda note: None) -> list[str]:
+        """Wait until the weights follow all lessons, at most `timeout` seconds. Return the texts of those learned.
+
+        `seen` is called with what the trainer says meanwhile.
+        """
+        end = time.monotonic() + timeout
+        with Store.open(self.config.store_path, create=False) as store:
+            while True:
+                with store.read() as conn:
+                    beats = heartbeats.read_heartbeats(conn)
+                    found = lessons.list_lessons(conn, states=[LessonState.ACTIVE, LessonState.LEARNED])
+                if all(one.state is LessonState.LEARNED for one in found) or time.monotonic() > end:
+                    return [one.text for one in found if one.state is LessonState.LEARNED]
+                seen(next((beat.note for beat in beats if beat.name == "train"), ""))
+                time.sleep(0.25)
 
     def _has_full_batch(self, conn: Connection, head: int) -> bool:
         train, method = self.config.train, make_method(self.config.train)
+        if method.uses_episodes:
+            limit = train.batch.min_groups
+            return len(trainable_groups(conn, head=head, limit=limit, max_uses=train.batch.max_uses)) >= limit
         waiting = count_trainable(
             conn,
             head=head,
@@ -117,7 +151,7 @@ class SubprocessSystem:
         return waiting >= train.batch.min_step_turns
 
     def _served_version(self) -> int:
-        return int(_get_readiness(self.base_url, self.config.serve.api_key)["version"])
+        return int(read_readiness(self.base_url, self.config.serve.api_key)["version"])
 
     def log_tail(self, lines: int = 15) -> str:
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-lines:])
@@ -145,7 +179,7 @@ def is_ready(base_url: str, key: str | None = None) -> bool:
     Raises `OpenClawError` if the gateway refuses the key.
     """
     try:
-        return bool(_get_readiness(base_url, key).get("ready"))
+        return bool(read_readiness(base_url, key).get("ready"))
     except urllib.error.HTTPError as error:
         if error.code != 401:
             return False
@@ -156,18 +190,20 @@ def is_ready(base_url: str, key: str | None = None) -> bool:
         return False
 
 
-def _get_readiness(base_url: str, key: str | None) -> dict[str, Any]:
+def read_readiness(base_url: str, key: str | None) -> dict[str, Any]:
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     with urllib.request.urlopen(urllib.request.Request(f"{base_url}/readyz", headers=headers), timeout=5) as response:
         return dict(json.load(response))
 
 
-def post_json(system: SubprocessSystem, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+def post_json(
+    system: SubprocessSystem, path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """POST a JSON body with the API key; return the JSON reply. Raises `OpenClawError` with the server's message."""
     request = urllib.request.Request(
         system.base_url + path,
         data=json.dumps(body).encode(),
-        headers={"Authorization": f"Bearer {system.api_key}", "Content-Type": "application/json"},
+        headers={"Authorization": f"Bearer {system.api_key}", "Content-Type": "application/json", **(headers or {})},
     )
     try:
         with urllib.request.urlopen(request, timeout=120) as response:

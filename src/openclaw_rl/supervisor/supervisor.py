@@ -13,10 +13,10 @@ import contextlib
 import faulthandler
 import fcntl
 import logging
-import os
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 import uvloop
 
@@ -24,7 +24,7 @@ from openclaw_rl.common import disk_space
 from openclaw_rl.common.atomic_files import ensure_folder
 from openclaw_rl.common.gateway_address import running_address
 from openclaw_rl.common.logging_metrics import setup_logging
-from openclaw_rl.common.worker_loop import repeat_while_disk_full, stop_on_signals, wait_or_stop
+from openclaw_rl.common.worker_loop import lower_priority, repeat_while_disk_full, stop_on_signals, wait_or_stop
 from openclaw_rl.engines import registry
 from openclaw_rl.errors import OpenClawError, StoreError
 from openclaw_rl.judge import local_model as own
@@ -49,6 +49,8 @@ SERVING_WORKERS = ("engine", "gateway")
 """Workers without which no request is answered: only these may end a system that serves."""
 _SERVING_DELAYS = (0.2, 5.0)  # seconds; first and longest delay before they are started again
 _NICE_VALUES = {"collect": 5, "judge": 5, own.ENGINE_PROCESS: 5, "train": 10, "data": 10}
+LOADING_NICE = 3
+"""Of a trainer that loads the model: it takes some seconds of a core, and half a minute with the later value."""
 _STOP_TIMEOUT = 10.0  # seconds between SIGTERM and SIGKILL
 
 
@@ -60,20 +62,13 @@ def run_worker(name: str, config: Config) -> None:
     readable = "training.log" if name == "train" else None
     setup_logging(name, config.logs_dir, config.run.log_level, readable=readable, named=False)
     faulthandler.enable()  # prints the line at which a signal such as SIGSEGV ended the process
-    _lower_priority(_NICE_VALUES.get(name, 0))
+    loads_first = name == "train" and config.train.ranks * config.train.launch.nodes == 1
+    lower_priority(LOADING_NICE if loads_first else _NICE_VALUES.get(name, 0))
     if name in ENGINE_WORKERS:
         registry.serve(ENGINE_WORKERS[name](config))
         return
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_run_async_worker(name, config))
-
-
-def _lower_priority(nice: int) -> None:
-    """Give the engine and the gateway priority over this worker, as a person waits for the reply."""
-    if nice:
-        os.nice(nice)
-        if hasattr(os, "SCHED_BATCH"):  # Linux: do not interrupt other processes at each wake-up
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 async def _run_async_worker(name: str, config: Config) -> None:
@@ -87,7 +82,9 @@ async def _run_async_worker(name: str, config: Config) -> None:
     elif name == "data":
         from openclaw_rl.trajectories.sync_worker import run
     else:
-        from openclaw_rl.train.worker import run
+        from openclaw_rl.train.worker import run as run_training
+
+        run = partial(run_training, on_loaded=lambda: lower_priority(_NICE_VALUES[name]))
     await repeat_while_disk_full(lambda: run(config, stop=stop), stop)
 
 

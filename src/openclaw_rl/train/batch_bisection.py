@@ -15,7 +15,8 @@ from sqlalchemy import Connection
 from openclaw_rl.errors import ModelError, PluginError
 from openclaw_rl.methods.types import CreditMethod, Sample
 from openclaw_rl.settings.load import TrainConfig
-from openclaw_rl.store import policies, training_queue
+from openclaw_rl.store.lineage import policies, training_queue
+from openclaw_rl.store.lineage.policy_names import OwnerFilter
 from openclaw_rl.types import JudgedTurn, Policy, PolicyState
 
 BATCH_ERRORS = (ValueError, ModelError, PluginError)
@@ -26,20 +27,61 @@ MAX_CONSECUTIVE_FAILURES = 8
 """Consecutive turns, each tried alone, that may fail. After that the cause is probably not the turns."""
 
 
+class QueueAges:
+    """Measures for how long a turn has been the first of its queue: a clock may have stamped it hours ahead."""
+
+    def __init__(self) -> None:
+        self._first: dict[str, tuple[str, float]] = {}  # by policy: the turn, and since when
+
+    def seconds(self, policy: str, first: str, now: float) -> float:
+        """Return the seconds since this turn was seen first. `now`: seconds by a clock that does not jump."""
+        turn, since = self._first.get(policy, ("", now))
+        if turn != first:
+            self._first[policy] = first, (since := now)
+        return now - since
+
+
 def next_batch(
-    conn: Connection, head: Policy, signal: CreditMethod, train: TrainConfig
+    conn: Connection, head: Policy, signal: CreditMethod, train: TrainConfig, owner: OwnerFilter | None = None
 ) -> tuple[list[JudgedTurn], bool]:
-    """Return the next new turns to train on, and whether they are part of a failed batch that is being bisected."""
-    items = training_queue.trainable_turns(
-        conn,
-        head=head.version,
-        limit=train.batch.max_step_turns,
-        max_uses=train.batch.max_uses,
-        need_score=signal.uses_reward,
-        need_hint=signal.uses_hints,
-    )
+    """Return the next new turns to train on, and whether they are part of a failed batch that is being bisected.
+
+    For a method that compares episodes, they are the turns of whole groups.
+    """
+    if signal.uses_episodes:
+        limit, uses = train.batch.max_groups, train.batch.max_uses
+        groups = training_queue.trainable_groups(conn, head=head.version, limit=limit, max_uses=uses, owner=owner)
+        items = [item for group in groups for item in group]
+    else:
+        items = training_queue.trainable_turns(
+            conn,
+            head=head.version,
+            limit=train.batch.max_step_turns,
+            max_uses=train.batch.max_uses,
+            need_score=signal.uses_reward,
+            need_hint=signal.uses_hints,
+            owner=owner,
+        )
     again = bisect(items, training_queue.last_rejections(conn, [i.turn.id for i in items]))
     return again or items, bool(again)
+
+
+def is_full(items: Sequence[JudgedTurn], usable: int, signal: CreditMethod, train: TrainConfig) -> bool:
+    """Return whether these turns start a step: by the number `usable`, or by their groups of episodes."""
+    if signal.uses_episodes:
+        return _number_of_groups(items) >= train.batch.min_groups
+    return usable >= train.batch.min_step_turns
+
+
+def batch_note(items: Sequence[JudgedTurn], signal: CreditMethod, train: TrainConfig) -> str:
+    """Return how much of a batch these turns are, as text."""
+    if signal.uses_episodes:
+        return f"{_number_of_groups(items)} of {train.batch.min_groups} groups"
+    return f"{len(items)} of {train.batch.min_step_turns}"
+
+
+def _number_of_groups(items: Sequence[JudgedTurn]) -> int:
+    return len({item.episode.group for item in items if item.episode is not None})
 
 
 def bisect(items: Sequence[JudgedTurn], rejections: Mapping[str, tuple[int, int]]) -> list[JudgedTurn]:

@@ -20,8 +20,8 @@ from pydantic import TypeAdapter, ValidationError
 from openclaw_rl.common.atomic_files import ensure_folder, link_files, replace_symlink, sync_path, write_folder
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.settings.load import STARTER, Config, TrainConfig
-from openclaw_rl.store import policies
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.lineage import policies
 from openclaw_rl.train.policy_folders import META_FILE, has_metadata
 from openclaw_rl.types import Policy
 
@@ -87,6 +87,11 @@ def check_save_dir(train: TrainConfig) -> None:
     """Raise `ConfigError` if checkpoints are to be written to a folder that is not writable."""
     if train.checkpoint.save_dir is not None:
         ensure_folder("train.checkpoint.save_dir", train.checkpoint.save_dir)
+
+
+def is_last_version(head: Policy, train: TrainConfig) -> bool:
+    """Return True if `train.max_steps` allows no further step."""
+    return train.max_steps is not None and steps_taken(head) >= train.max_steps
 
 
 def steps_taken(policy: Policy) -> int:

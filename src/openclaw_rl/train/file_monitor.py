@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from openclaw_rl.common.policy_digest import visible_files
-from openclaw_rl.store import policies
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.lineage import policies
 from openclaw_rl.types import Policy
 
 EXAMINED_VERSIONS = 3
-"""Newest versions of the head's lineage that are examined, beside those that were found to be damaged."""
+"""Newest versions of each policy that are examined, beside those that were found to be damaged."""
 FileStates = tuple[tuple[str, int, int, int], ...]
 """Name, size, time of the last change and inode of each file of a folder."""
 
@@ -30,10 +30,10 @@ class FileMonitor:
         return policies.examine_files(self._store, policy.version)
 
     def examine_changed(self) -> None:
-        """Examine at most one of the newest versions, the head first. Raises `ModelError`."""
+        """Examine at most one of the newest versions, the newest first. Raises `ModelError`."""
         with self._store.read() as conn:
-            newest = policies.lineage(conn, policies.head(conn).version)[:EXAMINED_VERSIONS]
-            watched = policies.get_many(conn, newest)[::-1] + policies.damaged_versions(conn)
+            newest = policies.get_many(conn, policies.newest_of_each(conn, EXAMINED_VERSIONS))[::-1]
+            watched = newest + policies.damaged_versions(conn)
         for policy in watched:
             if policy.path is not None and self._examined.get(policy.version) != _file_states(policy):
                 self.examine(policy)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import math
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+log = logging.getLogger("openclaw_rl.train")
 CHECKED_STEPS = 5  # number of newest steps that must all be below the bound
 MIN_STEP_KL = 1e-7
 """Smallest `kl/step` of a step that teaches something, in nats per token.
@@ -39,6 +42,22 @@ class LowRate(NamedTuple):
         """A rate with useful steps, to one digit: the KL of a step grows with the square of the rate."""
         factor = math.sqrt(_USEFUL_STEP_KL / self.kl) if self.kl > 0 else _MAX_FACTOR
         return float(f"{self.rate * min(_MAX_FACTOR, factor):.0e}")
+
+
+class LowRateWarning:
+    """Logs once if the learning rate is too low for the policy to change."""
+
+    def __init__(self) -> None:
+        self._newest: deque[Mapping[str, float]] = deque(maxlen=CHECKED_STEPS)
+        self._is_logged = False
+
+    def add_step(self, metrics: Mapping[str, float]) -> None:
+        """Take the metrics of one more step into account."""
+        self._newest.append(metrics)
+        low = find_low_rate(self._newest)
+        if low is not None and not self._is_logged:
+            self._is_logged = True
+            log.warning("%s. Set train.optimizer.learning_rate (--lr) to %g", low.evidence, low.better_rate)
 
 
 def find_low_rate(steps: Sequence[Mapping[str, Any]], *, checked: int = CHECKED_STEPS) -> LowRate | None:

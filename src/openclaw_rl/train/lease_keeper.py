@@ -51,6 +51,13 @@ class LeaseKeeper:
                 self._lease = None
             return self._lease
 
+    def require_lease(self) -> Lease:
+        """Return the current lease. Raises `StaleLease` without one."""
+        lease = self.current_lease
+        if lease is None:
+            raise StaleLease("the trainer's lease expired during the step; another trainer may be running")
+        return lease
+
     def acquire(self) -> Lease | None:
         """Return the lease, acquired if it is free; None while another holder has it."""
         if (held := self.current_lease) is not None:

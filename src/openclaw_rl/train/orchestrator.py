@@ -5,37 +5,46 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
-from sqlalchemy import Connection
-
 from openclaw_rl.common import disk_space, steady_clock
-from openclaw_rl.errors import DamagedRow, DiskFull, OpenClawError, StaleLease, StoreError, TooLarge
+from openclaw_rl.errors import DamagedRow, DiskFull, OpenClawError, StaleLease, StoreError, TooLarge, TrainerAbsent
+from openclaw_rl.gates.candidate_gate import CandidateGate
 from openclaw_rl.methods.types import Sample, StepResult
+from openclaw_rl.practice.session import PracticeSession
 from openclaw_rl.protocols import Trainer
 from openclaw_rl.settings.load import TrainConfig
-from openclaw_rl.store import heartbeats, leases, policies, training_queue, turns
+from openclaw_rl.store import heartbeats, leases, turns
 from openclaw_rl.store.db import Store
-from openclaw_rl.store.version_stats import satisfaction_metrics, untrusted_judges
+from openclaw_rl.store.lineage import candidates, policies, training_queue
+from openclaw_rl.store.lineage.policy_names import PolicyOwner, name_of_turn, owner_filter, waiting_names
+from openclaw_rl.store.lineage.token_credit import record_credit
+from openclaw_rl.store.lineage.version_stats import satisfaction_metrics, untrusted_judges
 from openclaw_rl.train import batch_bisection, policy_folders
-from openclaw_rl.train.checkpoints import CheckpointWriter, steps_taken
+from openclaw_rl.train.candidate_examiner import CandidateExaminer
+from openclaw_rl.train.checkpoints import CheckpointWriter, is_last_version
 from openclaw_rl.train.file_monitor import FileMonitor
-from openclaw_rl.train.gate import rejection_reason
-from openclaw_rl.train.learning_rate import CHECKED_STEPS, find_low_rate
 from openclaw_rl.train.lease_keeper import LeaseKeeper
+from openclaw_rl.train.loaded_trainer import LoadedTrainer
 from openclaw_rl.train.replay import ReplaySelector
+from openclaw_rl.train.retraining import RetrainingLedger
 from openclaw_rl.train.sample_builder import SampleBuilder
-from openclaw_rl.train.step_outcome import StepOutcome, make_uses, storable_metrics
-from openclaw_rl.train.tracking import MetricsTracker, number_of_turns, summary_line
+from openclaw_rl.train.satisfaction_watch import SatisfactionWatch, pause_reason
+from openclaw_rl.train.step_outcome import StepOutcome, failed_version, make_uses
+from openclaw_rl.train.tracking import (
+    WAITING_PREFIX,
+    MetricsTracker,
+    StepReporter,
+    join_notes,
+    number_of_turns,
+    storable_metrics,
+)
 from openclaw_rl.train.version_thinning import VersionThinner
-from openclaw_rl.types import JudgedTurn, Lease, Policy, PolicyState
+from openclaw_rl.types import JudgedTurn, Lease, Policy
 
 log = logging.getLogger("openclaw_rl.train")
-WAITING_PREFIX = "waiting for turns: "
-"""Prefix of the status note of a worker that found too few turns."""
 NO_GRADIENT_REASON = "the batch that it was in had no gradient"
 RECHECK_SECONDS = 1.0  # seconds until the store is read again without a commit, because `max_wait` may have passed
 
@@ -55,36 +64,44 @@ class TrainLoop:
         tracker: MetricsTracker | None = None,
         saver: CheckpointWriter | None = None,
         eval_every: int | None = None,
+        gate: CandidateGate | None = None,
+        watch: SatisfactionWatch | None = None,
+        per: PolicyOwner = "all",
+        practice: PracticeSession | None = None,
         clock: Callable[[], float] = time.time,
         lease_clock: Callable[[], float] = steady_clock.boot_seconds,
     ) -> None:
         """`engine`: name of the engine that samples; part of the names of metrics that compare it with the trainer.
 
-        `lease_clock`: seconds by a clock that does not jump.
+        `gate`: examines each result before it becomes the head; None: the metrics of the step decide alone.
+        `per`: who has a policy of its own, trained from its own turns alone. `practice`: of lessons, while no batch is
+        complete; None: none. `lease_clock`: seconds by a clock that does not jump.
         """
-        self._engine, self._tracker, self._checkpoint_writer, self._eval_every = engine, tracker, saver, eval_every
-        self._store, self._trainer, self._builder, self._train = store, trainer, builder, train
-        self._replays = ReplaySelector(store, builder, train)
+        self._engine, self._eval_every = engine, eval_every
+        self._reporter = StepReporter(tracker, saver, engine)
+        self._store, self._builder, self._train, self._per = store, builder, train, per
+        self._replays, self._ledger = ReplaySelector(store, builder, train, per), RetrainingLedger(store)
         self._root = root.resolve()
         self._monitor, self._thinner = FileMonitor(store), VersionThinner(store, self._root, train.checkpoint)
-        self._clock = clock
-        self._loaded_version: int | None = None  # the version that the trainer has loaded; None: not known
+        self._clock, self._watch, self._practice = clock, watch, practice
+        self._trainer = LoadedTrainer(trainer, self._monitor, self._root)
         self._cleaned_epoch: int | None = None  # epoch of the lease under which the folders were cleaned up
         self._next_check = 0.0
         self._drop_counts: Counter[str] = Counter()  # counts of dropped turns since the last version, by metric name
-        self._is_bisecting = False  # the claimed turns are part of a failed batch that is being bisected
+        self._idle: list[Policy] = []  # heads of policies that wait for turns
+        self._is_fixed = False  # the batch is part of a failed one that is being bisected, or of an undo
         self._consecutive_failures = 0  # turns tried alone that failed in a row, also before a restart
-        self._newest_metrics: deque[Mapping[str, float]] = deque(maxlen=CHECKED_STEPS)
-        self._low_rate_logged = False
-        self._oldest_turn: tuple[str, float] | None = None  # first turn of the queue, and since when (lease clock)
+        self._queue_ages = batch_bisection.QueueAges()
         self.note = "starting"
         self._attempts = heartbeats.AttemptLog(store, "train")
         self._keeper = LeaseKeeper(store, ttl=train.safety.lease_ttl, clock=lease_clock)
+        self._examiner = CandidateExaminer(store, gate, self._keeper, clock, self._trainer, builder)
 
     def forget_attempts(self) -> None:
         """Forget what is being trained on: the end of this process, which is due, is not the fault of the batch."""
         with contextlib.suppress(StoreError):
             self._attempts.forget()
+            self._examiner.forget_attempts()
 
     def close(self) -> None:
         """Release the lease."""
@@ -114,6 +131,8 @@ class TrainLoop:
             elif not self._store.has_changed() and time.monotonic() < self._next_check:
                 return False
             self._next_check = time.monotonic() + RECHECK_SECONDS
+            if self._watch is not None and self._watch.roll_back_if_worse(lease, self._keeper.clock):
+                return True
             if self._take_step():
                 return True
             self._thinner.remove_due()
@@ -123,26 +142,78 @@ class TrainLoop:
             log.warning("turn %s is left out: %s", error.turn, error)
             self._drop_turns({error.turn: str(error)})
             return True
+        except TrainerAbsent as error:
+            self.note = f"waiting for the trainer: {error}"
+            return False
         except StaleLease as error:
             log.warning("nothing was published, starting over: %s", error)
             self._keeper.renew_now()
             return True
 
     def _take_step(self) -> bool:
-        """Read a batch and train on it, if it is complete. Raises `DamagedRow` and `StaleLease`."""
+        """Continue with the candidate, or with the first policy that has a complete batch.
+
+        Raises `DamagedRow` and `StaleLease`.
+        """
+        examined, canaries = self._examiner.find_candidates(self._per)
         with self._store.read() as conn:
-            head = policies.head(conn)
-            items, self._is_bisecting = batch_bisection.next_batch(conn, head, self._builder.signal, self._train)
+            practising = self._practice.policies(conn) if self._practice is not None else ()
+            names = [*canaries, *waiting_names(conn, self._per), *practising] if examined is None else [examined.name]
+        notes, self._idle = dict[str, str](), []
+        for name in dict.fromkeys(names):
+            if self._take_step_of(name, examined or canaries.get(name)):
+                return True
+            notes[name] = self.note
+        return self._practise(notes)
+
+    def _take_step_of(self, name: str, candidate: Policy | None) -> bool:
+        with self._store.read() as conn:
+            head, owner = policies.head(conn, name), owner_filter(self._per, name)
+            settles = self._watch is not None and self._watch.is_on
+            pause = pause_reason(conn, head, self._clock(), settles=settles, owner=owner)
+        if pause is not None:
+            self.note = pause
+            return False
+        if candidate is not None:
+            return self._examine_candidate(candidate, head)
+        with self._store.read() as conn:
+            items, self._is_fixed = self._ledger.next_turns(conn, head), True
+            if not self._ledger.is_active:
+                items, self._is_fixed = batch_bisection.next_batch(conn, head, self._builder.signal, self._train, owner)
             untrusted = ", ".join(sorted(untrusted_judges(conn)))
-        if is_last_version(head, self._train):
+        if is_last_version(head, self._train) and not self._ledger.is_active:
             self.note = f"train.max_steps {self._train.max_steps} is reached: version {head.version} is the last"
             return False
-        if not self._is_batch_ready(items, len(items)):
-            self.note = f"{WAITING_PREFIX}{len(items)} of {self._train.batch.min_step_turns}"
-            if untrusted:
-                self.note += f"; verdicts of {untrusted} are not trained on (judge.min_kappa)"
+        if not self._ledger.is_active and not self._is_batch_ready(name, items, len(items)):
+            self.note = WAITING_PREFIX + batch_bisection.batch_note(items, self._builder.signal, self._train)
+            self.note += f"; verdicts of {untrusted} are not trained on (judge.min_kappa)" if untrusted else ""
+            self._idle.append(head)
             return False
         return self._train_batch(head, items)
+
+    def _practise(self, notes: dict[str, str]) -> bool:
+        practice, keeper = self._practice, self._keeper
+        batch = practice and practice.next_batch(self._idle, notes, keeper.require_lease(), keeper.clock())
+        if batch:
+            self._is_fixed = True
+            return self._train_batch(*batch)
+        self.note, has_work = join_notes(notes), practice is not None and practice.has_work
+        self._next_check *= not has_work  # there is work without a commit
+        return has_work
+
+    def _examine_candidate(self, candidate: Policy, head: Policy) -> bool:
+        """Do the next piece of the examination. Return False if it waits. Raises `StaleLease`."""
+        decided = self._examiner.examine(candidate, head)
+        self.note = self._examiner.note
+        if self._examiner.polls:
+            self._next_check = 0.0
+        if decided is None:
+            return self._examiner.has_worked
+        with self._store.read() as conn:
+            used = [use.turn for use in policies.uses_of_version(conn, decided.version)]
+        self._reporter.report_step(decided, decided.metrics, used)
+        self._thinner.thin_versions(self._clock())
+        return True
 
     def _clean_up(self, lease: Lease) -> None:
         self._reject_fatal_batch(lease)
@@ -153,10 +224,7 @@ class TrainLoop:
         policy_folders.remove_orphans(self._root, rows, before=self._keeper.acquired_at)
         self._thinner.thin_versions(self._clock())
         self._cleaned_epoch = lease.epoch
-        if self._checkpoint_writer is not None:  # the trainer may have died right after it published
-            self._checkpoint_writer.catch_up()
-        if self._tracker is not None:
-            self._tracker.catch_up(rows[-1], last)
+        self._reporter.catch_up(rows[-1], last)
 
     def _reject_fatal_batch(self, lease: Lease) -> None:
         """Record a batch on which trainers died twice as rejected, so that it is bisected; set a single turn aside.
@@ -174,68 +242,62 @@ class TrainLoop:
             total = heartbeats.MAX_DEATHS if is_bisected else max(deaths.values())
             words = f"{batch_bisection.FAILED_PREFIX}the trainer died on {number_of_turns(len(deaths), 0)}"
             if alone is not None:
-                why = self._attempts.give_up(conn, alone, total)
-                if why is None:
+                if (why := self._attempts.give_up(conn, alone, total)) is None:
                     return
-                _mark_untrainable(conn, {alone: why})
-            policy = _failed_version(policies.head(conn), policies.next_version(conn), words, self._clock())
+                turns.mark_untrainable(conn, {alone: why})
+            head = policies.head(conn, name_of_turn(conn, self._per, next(iter(deaths))))
+            policy = failed_version(head, policies.next_version(conn), words, self._clock())
             uses = training_queue.next_uses(conn, policy.version, deaths)
             policies.reject(conn, lease, policy, uses, self._clock(), lease_now=self._keeper.clock())
+            self._ledger.end_fatal_batch(conn, head.name, deaths)
             self._attempts.end(conn, success=False)
         log.error("version %d: %s", policy.version, words)
 
-    def _is_batch_ready(self, items: Sequence[JudgedTurn], usable: int) -> bool:
-        if usable == 0 or self._is_bisecting:
+    def _is_batch_ready(self, name: str, items: Sequence[JudgedTurn], usable: int) -> bool:
+        if usable == 0 or self._is_fixed:
             return usable > 0
-        waited = max(self._clock() - min(item.verdict.at for item in items), self._seconds_in_queue(items[0].turn.id))
-        return usable >= self._train.batch.min_step_turns or waited >= self._train.batch.max_wait
-
-    def _seconds_in_queue(self, oldest: str) -> float:
-        """Return for how long this turn has been the first of the queue; a clock may have stamped it hours ahead."""
-        if self._oldest_turn is None or self._oldest_turn[0] != oldest:
-            self._oldest_turn = oldest, self._keeper.clock()
-        return self._keeper.clock() - self._oldest_turn[1]
+        if batch_bisection.is_full(items, usable, self._builder.signal, self._train):
+            return True
+        in_queue = self._queue_ages.seconds(name, items[0].turn.id, self._keeper.clock())
+        return max(self._clock() - min(i.verdict.at for i in items), in_queue) >= self._train.batch.max_wait
 
     def _train_batch(self, head: Policy, items: Sequence[JudgedTurn]) -> bool:
         self.note = "making a batch"
         with self._store.read() as conn:
             line, version = policies.lineage(conn, head.version), policies.next_version(conn)
-        batch = self._builder.build_batch(items, head, line)
-        log.debug(
-            "batch for version %d: %s; left out: %s",
-            *(version, ", ".join(s.turn for s in batch.samples), dict(batch.dropped)),
-        )
-        if batch.dropped:
+        any_age, replayed = self._ledger.is_active, self._ledger.replays
+        batch = self._builder.build_batch(items, head, line, replays=replayed, any_age=any_age)
+        fresh = {s.turn for s in batch.samples if not s.replay}
+        names = ", ".join(s.turn for s in batch.samples)
+        log.debug("batch for version %d: %s; left out: %s", version, names, dict(batch.dropped))
+        if batch.dropped and not self._ledger.is_active:
             self._drop_turns(batch.dropped)
         if not batch.samples:
-            self._log_skipped_batch(head, batch.dropped, batch.dropped_counts)
+            self._reporter.report_skipped_batch(head, batch.dropped, batch.dropped_counts, self._clock())
         self._drop_counts.update(batch.dropped_counts)
-        if not self._is_batch_ready([i for i in items if i.turn.id not in batch.dropped] or items, len(batch.samples)):
-            return bool(batch.dropped)
+        rest = [i for i in items if i.turn.id not in batch.dropped] or items
+        if not self._is_batch_ready(head.name, rest, len(fresh)):
+            return self._ledger.skip_batch() or bool(batch.dropped)
         disk_space.require_space(self._root, policy_folders.folder_bytes(head.path))
-        if self._loaded_version != head.version:
-            if damage := self._monitor.examine(head):
+        if not self._trainer.has_loaded(head):
+            if damage := self._trainer.load(head):
                 self.note = f"version {head.version} is damaged: {damage}"
                 return True
-            self._trainer.load(folder=head.path, memory=head.memory)
             self._replays.forget_unfit()
-        again, replays = (
-            ([], []) if self._is_bisecting else self._replays.select_replays(head, line, len(batch.samples))
-        )
+        again, replays = ([], []) if self._is_fixed else self._replays.select_replays(head, line, len(fresh))
         samples, earlier = [*batch.samples, *replays], {i.turn.id: i.earlier_uses for i in (*items, *again)}
-        self.note = f"training version {version} on {number_of_turns(len(batch.samples), len(replays))}"
-        self._loaded_version = None  # until the result of the step is known
-        self._attempts.begin([s.turn for s in samples])
+        counts = number_of_turns(len(fresh), len({s.turn for s in samples} - fresh))
+        self.note = f"training version {version} on {counts}{self._ledger.note}"
+        self._attempts.begin(list(dict.fromkeys(s.turn for s in samples)))
         try:
             with self._attempts.interrupted_by(OpenClawError, OSError, ValueError), disk_space.raise_disk_full():
-                result = self._trainer.step(samples, str(policy_folders.new_folder(self._root, version)))
+                result = self._trainer.step(samples, version)
         except batch_bisection.BATCH_ERRORS as error:
             self._record_failure(head, version, samples, earlier, error)
             return True
         with self._store.write(durable=False) as conn:
             self._attempts.end(conn)
         self._consecutive_failures = 0
-        fresh = {s.turn for s in batch.samples}
         if result.folder is None or fresh <= result.dropped.keys():  # a step on replays alone is not taken
             self._skip_batch(head, fresh, result)
             self._drop_counts.update(batch.kept_counts)
@@ -252,13 +314,16 @@ class TrainLoop:
     def _skip_batch(self, head: Policy, fresh: Collection[str], result: StepResult) -> None:
         """No step was taken, or on replays alone: mark the new turns untrainable, each with its reason."""
         if result.folder is None:
-            self._loaded_version = head.version
+            self._trainer.mark_loaded(head)
         else:
             policy_folders.remove_folder(Path(result.folder))
         self._drop_counts["dropped/stale"] += int(result.metrics.get("dropped/stale", 0))
         self._replays.mark_unfit(again := result.dropped.keys() - fresh)
         self._drop_turns(reasons := {turn: result.dropped.get(turn, NO_GRADIENT_REASON) for turn in sorted(fresh)})
-        self._log_skipped_batch(head, reasons, dict(result.metrics) | {"replays/passed_over": float(len(again))})
+        self._reporter.report_skipped_batch(
+            head, reasons, dict(result.metrics) | {"replays/passed_over": float(len(again))}, self._clock()
+        )
+        self._ledger.skip_batch()
 
     def _record_failure(
         self, head: Policy, version: int, samples: Sequence[Sample], earlier: Mapping[str, int], error: Exception
@@ -268,9 +333,9 @@ class TrainLoop:
         Raises `StaleLease`, and `OpenClawError` after too many failures.
         """
         words = f"{batch_bisection.FAILED_PREFIX}{type(error).__name__}: {error}"
-        log.error("version %d, %d turns: %s", version, len(samples), words)
-        self._log_skipped_batch(head, {s.turn: words for s in samples}, {})
-        if isinstance(error, TooLarge):
+        log.error("version %d, %d samples: %s", version, len(samples), words)
+        self._reporter.report_skipped_batch(head, {s.turn: words for s in samples}, {}, self._clock())
+        if isinstance(error, TooLarge) and not self._ledger.is_active:
             turn = batch_bisection.longest_sample(samples)
             if turn.replay:
                 self._replays.exclude_turn(turn.turn)
@@ -278,15 +343,18 @@ class TrainLoop:
             else:
                 self._drop_turns({turn.turn: words})
             return
-        self._consecutive_failures += (alone := len(samples) == 1)
+        self._consecutive_failures += (alone := len({s.turn for s in samples}) == 1)
         if self._consecutive_failures >= batch_bisection.MAX_CONSECUTIVE_FAILURES:
             failures = f"{self._consecutive_failures} turns failed one by one, so the turns are not the cause"
             raise OpenClawError(f"training stopped: {failures}: {words}") from error
-        policy = _failed_version(head, version, words, self._clock())
+        policy = failed_version(head, version, words, self._clock())
         uses = make_uses(version, samples, earlier)
         with self._store.write() as conn:
-            policies.reject(conn, self._require_lease(), policy, uses, self._clock(), lease_now=self._keeper.clock())
-            _mark_untrainable(conn, {samples[0].turn: words} if alone else {})
+            policies.reject(
+                conn, self._keeper.require_lease(), policy, uses, self._clock(), lease_now=self._keeper.clock()
+            )
+            turns.mark_untrainable(conn, {samples[0].turn: words} if alone else {})
+            self._ledger.end_batch(conn)
 
     def _publish_or_reject(self, step: StepOutcome, counts: Mapping[str, int]) -> None:
         """Publish or reject the result in one transaction. Raises `StaleLease`, with nothing changed.
@@ -294,86 +362,39 @@ class TrainLoop:
         `counts`: counts over the new turns, by metric name.
         """
         metrics = self._collect_metrics(step, counts)
-        reason = rejection_reason(step.result.metrics, self._train)
+        reason = self._examiner.metrics_reason(step.result.metrics, self._train)
         policy = step.make_policy(storable_metrics(metrics, self._engine), reason, self._clock())
         uses = make_uses(step.version, step.trained, step.earlier_uses)
-        lease = self._require_lease()
-        record = policies.reject if reason else policies.publish
+        lease, is_examined = self._keeper.require_lease(), self._examiner.is_active and not self._ledger.is_active
+        success = candidates.add_candidate if is_examined else policies.publish
+        record = policies.reject if reason else success
         with self._store.write() as conn:
             record(conn, lease, policy, uses, self._clock(), lease_now=self._keeper.clock())
-            _mark_untrainable(conn, step.untrainable_turns(reason))
+            record_credit(conn, policy.version, step.result.credit)
+            turns.mark_untrainable(conn, step.untrainable_turns(reason))
+            self._ledger.end_batch(conn)
+            if self._practice is not None:
+                self._practice.record_divergences(conn, step.head, step.result.divergence)
         self._replays.mark_unfit(s.turn for s in step.left_out if s.replay)
         self._drop_counts.clear()
         if reason:
             policy_folders.remove_folder(Path(str(step.result.folder)))
         else:
-            self._loaded_version = policy.version
+            self._trainer.mark_loaded(policy)
             self._monitor.trust(policy)
-        self._report_step(policy, metrics, [s.turn for s in step.trained])
+        if reason or not is_examined:
+            self._reporter.report_step(policy, metrics, step.trained_turns)
 
     def _collect_metrics(self, step: StepOutcome, counts: Mapping[str, int]) -> dict[str, float]:
         """Return all metrics of a step; after every `track.eval_every`-th one also those of satisfaction."""
         with self._store.read() as conn:
-            metrics = step.collect_metrics(conn, self._drop_counts + Counter(counts))
+            metrics = step.collect_metrics(conn, self._drop_counts + Counter(counts)) | self._ledger.metrics
             if self._eval_every is not None and int(metrics.get("step", 0)) % self._eval_every == 0:
                 line = policies.lineage(conn, step.head.version)
                 metrics |= satisfaction_metrics(conn, line[: self._eval_every])
         return metrics
 
-    def _report_step(self, policy: Policy, metrics: Mapping[str, float], trained: Sequence[str]) -> None:
-        """Write the checkpoint of a published version that is due, and log the step."""
-        if policy.state is PolicyState.LIVE and self._checkpoint_writer is not None:
-            self._checkpoint_writer.write_if_due(policy)
-        level = logging.INFO if policy.state is PolicyState.LIVE else logging.WARNING
-        log.log(level, summary_line(policy, metrics, len(trained)))
-        if self._tracker is not None:
-            self._tracker.log_step(policy, policy.metrics, trained)
-        self._warn_of_low_rate(metrics)
-
-    def _warn_of_low_rate(self, metrics: Mapping[str, float]) -> None:
-        """Log once if the learning rate is too low for the policy to change."""
-        self._newest_metrics.append(metrics)
-        low = find_low_rate(self._newest_metrics)
-        if low is not None and not self._low_rate_logged:
-            self._low_rate_logged = True
-            log.warning("%s. Set train.optimizer.learning_rate (--lr) to %g", low.evidence, low.better_rate)
-
-    def _log_skipped_batch(self, head: Policy, reasons: Mapping[str, str], metrics: Mapping[str, float]) -> None:
-        if self._tracker is not None:
-            self._tracker.log_skipped_batch(head, reasons, storable_metrics(metrics, self._engine), self._clock())
-
-    def _require_lease(self) -> Lease:
-        lease = self._keeper.current_lease
-        if lease is None:
-            raise StaleLease("the trainer's lease expired during the step; another trainer may be running")
-        return lease
-
     def _drop_turns(self, reasons: Mapping[str, str]) -> None:
         with self._store.write() as conn:
-            leases.check(conn, self._require_lease(), self._keeper.clock())
-            _mark_untrainable(conn, reasons)
-
-
-def _failed_version(head: Policy, version: int, reason: str, at: float) -> Policy:
-    """Return the rejected version of a step that gave no weights."""
-    return replace(
-        head,
-        version=version,
-        parent=head.version,
-        state=PolicyState.REJECTED,
-        path=None,
-        digest="",
-        metrics={},
-        reason=reason,
-        created_at=at,
-    )
-
-
-def is_last_version(head: Policy, train: TrainConfig) -> bool:
-    """Return True if `train.max_steps` allows no further step."""
-    return train.max_steps is not None and steps_taken(head) >= train.max_steps
-
-
-def _mark_untrainable(conn: Connection, reasons: Mapping[str, str]) -> None:
-    for turn, reason in reasons.items():
-        turns.mark_untrainable(conn, turn, reason)
+            leases.check(conn, self._keeper.require_lease(), self._keeper.clock())
+            turns.mark_untrainable(conn, reasons)

@@ -12,8 +12,9 @@ from collections.abc import Collection, Iterable
 
 from openclaw_rl.methods.types import Sample
 from openclaw_rl.settings.load import TrainConfig
-from openclaw_rl.store import training_queue
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.lineage import training_queue
+from openclaw_rl.store.lineage.policy_names import PolicyOwner, owner_filter
 from openclaw_rl.train.sample_builder import SampleBuilder
 from openclaw_rl.types import JudgedTurn, Policy
 
@@ -31,17 +32,17 @@ class ReplaySelector:
     They had a gradient before, so they are never marked untrainable. On another lineage they may be new again.
     """
 
-    def __init__(self, store: Store, builder: SampleBuilder, train: TrainConfig) -> None:
-        self._store, self._builder, self._train = store, builder, train
+    def __init__(self, store: Store, builder: SampleBuilder, train: TrainConfig, per: PolicyOwner = "all") -> None:
+        self._store, self._builder, self._train, self._per = store, builder, train, per
         self._unfit: deque[str] = deque(maxlen=MAX_UNFIT_TURNS)
         self._excluded: set[str] = set()
 
     def select_replays(self, head: Policy, line: Collection[int], fresh: int) -> tuple[list[JudgedTurn], list[Sample]]:
         """Return the turns to add to `fresh` new ones, and the samples of the usable ones. `line`: head's lineage."""
         limit = replay_limit(fresh, share=self._train.batch.replay_ratio, most=self._train.batch.max_step_turns)
-        if self._train.batch.max_uses < 2 or limit == 0:
-            return [], []
         signal = self._builder.signal
+        if self._train.batch.max_uses < 2 or limit == 0 or signal.uses_episodes:  # groups are trained on once, whole
+            return [], []
         with self._store.read() as conn:
             items = training_queue.replay_turns(
                 conn,
@@ -51,8 +52,9 @@ class ReplaySelector:
                 need_score=signal.uses_reward,
                 need_hint=signal.uses_hints,
                 skip={*self._unfit, *self._excluded},
+                owner=owner_filter(self._per, head.name),
             )
-        batch = self._builder.build_batch(items, head, line, replay=True)
+        batch = self._builder.build_batch(items, head, line, replays={item.turn.id for item in items})
         self.mark_unfit(batch.dropped)
         return items, batch.samples
 

@@ -18,8 +18,9 @@ from openclaw_rl.common.policy_digest import ADAPTER_CONFIG, hash_folder
 from openclaw_rl.errors import ConfigError, IdentityMismatch, ModelError, StaleLease
 from openclaw_rl.render.model_folder import ModelFiles, compute_identity
 from openclaw_rl.settings.load import Config, TrainConfig
-from openclaw_rl.store import events, policies
+from openclaw_rl.store import events
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.lineage import policies
 from openclaw_rl.train import checkpoints, policy_folders
 from openclaw_rl.train.checkpoints import CheckpointMeta
 from openclaw_rl.train.lease_keeper import LeaseKeeper

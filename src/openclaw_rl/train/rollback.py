@@ -1,4 +1,4 @@
-"""`openclaw-rl rollback`: make an earlier version the head again, effective at once."""
+"""Moves of the head by hand or by the satisfaction watch: rollbacks and promotions, effective at once."""
 
 from __future__ import annotations
 
@@ -8,67 +8,172 @@ from dataclasses import dataclass
 from sqlalchemy import Connection
 
 from openclaw_rl.errors import OpenClawError
-from openclaw_rl.store import policies, turn_states
+from openclaw_rl.store import turn_states, turns
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.lessons import removal
+from openclaw_rl.store.lineage import policies, retraining
+from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME
+
+_ROLLED_BACK = "the version trained on it was rolled back"
+_PROMOTED = "a version that was not trained on it was promoted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollbackPlan:
     """The effect of a rollback to version `to`."""
 
+    name: str  # of the policy
     head: int
     to: int
     undone_versions: tuple[int, ...]  # versions, newest first
-    turns: tuple[str, ...]  # ids of the turns that these versions were trained on
+    turns: tuple[str, ...]  # ids of the turns that these versions were trained on, or that an undo in progress repeats
+    cancelled_batches: int  # of an undo in progress, which the rollback ends
+    keep_outstanding: bool = False  # the turns of these batches return to the queue
 
 
-def plan_rollback(conn: Connection, to: int | None) -> RollbackPlan:
-    """Plan a rollback to version `to`; None: the parent of the head.
+def plan_rollback(
+    conn: Connection, to: int | None, *, name: str = DEFAULT_NAME, keep_outstanding: bool = False
+) -> RollbackPlan:
+    """Plan a rollback of the policy `name` to version `to`; None: the parent of the head.
 
+    `keep_outstanding`: turns that an undo was still to train on return to the queue instead of being dropped.
     Raises `OpenClawError` if `to` is no ancestor, or if its files were removed or are damaged.
     """
-    head = policies.head(conn).version
+    head = policies.head(conn, name).version
     line = policies.lineage(conn, head)
     if head == 0:
         raise OpenClawError("the head is version 0, the base itself: there is nothing to roll back")
     to = line[1] if to is None else to
-    if to not in line[1:]:
+    if to == head:
+        raise OpenClawError(f"version {to} is the head already")
+    if to not in line and policies.get(conn, to) is not None:
+        cure = f"`openclaw-rl policies promote {to}` makes it the head"
+        raise OpenClawError(f"version {to} is no ancestor of the head, version {head}. {cure}")
+    if to not in line:
         raise OpenClawError(f"expected an ancestor of version {head}, one of {_format_versions(line[1:])}; got {to}")
     target = policies.get(conn, to)
     assert target is not None, f"version {to} is an ancestor of the head"
     if policies.is_removed(target) or target.damage is not None:
-        raise _unusable_error(conn, to, target.damage or policies.REMOVED_REASON)
+        raise _unusable_error(conn, name, to, target.damage or policies.REMOVED_REASON)
     undone = tuple(line[: line.index(to)])
-    turns = dict.fromkeys(use.turn for version in reversed(undone) for use in policies.uses_of_version(conn, version))
-    return RollbackPlan(head=head, to=to, undone_versions=undone, turns=tuple(turns))
+    used = [use.turn for version in reversed(undone) for use in policies.uses_of_version(conn, version)]
+    batches = retraining.outstanding_batches(conn, name)
+    if not keep_outstanding:
+        used += [turn for batch in batches for turn in batch.turns]
+    kept = {use.turn for version in line[line.index(to) :] for use in policies.uses_of_version(conn, version)}
+    return RollbackPlan(
+        name=name,
+        head=head,
+        to=to,
+        undone_versions=undone,
+        turns=tuple(turn for turn in dict.fromkeys(used) if turn not in kept),
+        cancelled_batches=len(batches),
+        keep_outstanding=keep_outstanding,
+    )
 
 
-def check_policy_files(store: Store, version: int) -> None:
-    """Raise `OpenClawError` unless the version's files are complete and match their digests."""
+def check_policy_files(store: Store, name: str, version: int) -> None:
+    """Raise `OpenClawError` unless the version's files are complete and match their digests. `name`: of the policy."""
     if (damage := policies.examine_files(store, version)) is not None:
         with store.read() as conn:
-            raise _unusable_error(conn, version, damage)
+            raise _unusable_error(conn, name, version, damage)
 
 
-def _unusable_error(conn: Connection, version: int, reason: str) -> OpenClawError:
-    targets = _format_versions(policies.rollback_targets(conn))
+def _unusable_error(conn: Connection, name: str, version: int, reason: str) -> OpenClawError:
+    targets = _format_versions(policies.rollback_targets(conn, name))
     return OpenClawError(f"version {version} cannot be served: {reason}. Versions to roll back to: {targets}")
 
 
-def apply_rollback(conn: Connection, agreed: RollbackPlan, *, learn_again: bool, reason: str) -> int:
+def apply_rollback(
+    conn: Connection, agreed: RollbackPlan, *, learn_again: bool, reason: str, automatic: bool = False
+) -> int:
     """Execute the plan. Return the number of turns that are dropped, so that they never train again.
 
-    With `learn_again` no turn is dropped. A step in progress on a rolled-back version publishes nothing, because
-    `policies.publish` requires the head as its parent. Raises `OpenClawError` when the head has moved since planning.
+    With `learn_again` no turn is dropped. An undo in progress ends, as its batches follow the version that becomes the
+    head. A step in progress on a rolled-back version publishes nothing, because `policies.publish` requires the head as
+    its parent. Raises `OpenClawError` when the head has moved since planning.
     """
-    if plan_rollback(conn, agreed.to) != agreed:
+    if plan_rollback(conn, agreed.to, name=agreed.name, keep_outstanding=agreed.keep_outstanding) != agreed:
         raise OpenClawError(f"version {agreed.head} is no longer the head. Look at the new version, and repeat")
     now = time.time()
-    policies.roll_back(conn, to=agreed.to, reason=reason, at=now)
+    policies.roll_back(conn, to=agreed.to, reason=reason, at=now, automatic=automatic, name=agreed.name)
+    retraining.replace_batches(conn, agreed.name, ())
     if learn_again:
         return 0
-    why = f"the version trained on it was rolled back (to version {agreed.to})"
-    turn_states.take_back(conn, agreed.turns, why, at=now)
+    why = f"{_ROLLED_BACK} (to version {agreed.to})"
+    removal.take_back(conn, agreed.turns, why, at=now)
+    return len(agreed.turns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromotionPlan:
+    """The effect of a promotion of version `to`."""
+
+    name: str  # of the policy
+    head: int
+    to: int
+    left_versions: tuple[int, ...]  # that are no longer on the head's lineage, newest first
+    turns: tuple[str, ...]  # ids of the turns that these versions were trained on, and `to` was not
+
+
+def plan_promotion(conn: Connection, to: int) -> PromotionPlan:
+    """Plan to make version `to`, which is not on the lineage of its policy's head, that head.
+
+    Raises `OpenClawError` if it is there already, does not exist, or has no files, and if an undo would be lost.
+    """
+    policy = policies.get(conn, to)
+    if policy is None:
+        raise OpenClawError(f"no policy version {to}; `openclaw-rl policies list` shows those that exist")
+    head = policies.head(conn, policy.name).version
+    line = policies.lineage(conn, head)
+    if to == head:
+        raise OpenClawError(f"version {to} is the head already")
+    if to in line:
+        raise OpenClawError(f"version {to} is an ancestor of the head. `openclaw-rl rollback {to}` goes back to it")
+    if policy.path is None or policies.is_removed(policy):
+        raise OpenClawError(f"version {to} cannot be served: its files are not kept")
+    own = policies.lineage(conn, to)
+    _check_no_undo(conn, policy.name, to, own)
+    left = tuple(version for version in line if version not in own)
+    kept = {use.turn for version in own for use in policies.uses_of_version(conn, version)}
+    used = dict.fromkeys(use.turn for version in reversed(left) for use in policies.uses_of_version(conn, version))
+    lost = tuple(turn for turn in used if turn not in kept)
+    return PromotionPlan(name=policy.name, head=head, to=to, left_versions=left, turns=lost)
+
+
+def _check_no_undo(conn: Connection, name: str, to: int, own: list[int]) -> None:
+    """Raise `OpenClawError` if a promotion would end an undo, or bring back what was undone."""
+    if left := retraining.count_batches(conn, name):
+        raise OpenClawError(f"an undo is in progress ({left} batches are left). Wait until it has ended")
+    used = list(dict.fromkeys(use.turn for version in own for use in policies.uses_of_version(conn, version)))
+    undone = [
+        turn
+        for turn in turn_states.taken_back(conn, used)
+        if (found := turns.get(conn, turn)) and not (found.reason or "").startswith((_ROLLED_BACK, _PROMOTED))
+    ]
+    if undone:
+        raise OpenClawError(
+            f"version {to} was trained on {len(undone)} turns that were undone since ({undone[0]}, ...): a promotion "
+            "would bring back what they taught"
+        )
+
+
+def apply_promotion(conn: Connection, agreed: PromotionPlan, *, learn_again: bool, reason: str) -> int:
+    """Execute the plan. Return the number of turns that are dropped, so that they never train again.
+
+    Turns that a rollback dropped, and that the promoted version was trained on, count again: an undo after this trains
+    them again, and their lessons come back. A step in progress publishes nothing, because `policies.publish` requires
+    the head as its parent. Raises `OpenClawError` when the head has moved since planning.
+    """
+    if plan_promotion(conn, agreed.to) != agreed:
+        raise OpenClawError(f"version {agreed.head} is no longer the head. Look at the new version, and repeat")
+    now = time.time()
+    policies.promote(conn, to=agreed.to, reason=reason, at=now)
+    own = policies.lineage(conn, agreed.to)
+    removal.give_back(conn, {use.turn for version in own for use in policies.uses_of_version(conn, version)}, at=now)
+    if learn_again:
+        return 0
+    removal.take_back(conn, agreed.turns, f"{_PROMOTED} (version {agreed.to})", at=now)
     return len(agreed.turns)
 
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from openclaw_rl.common.message_hash import EphemeralMatcher
 from openclaw_rl.common.progress import record_progress
 from openclaw_rl.errors import RequestError
-from openclaw_rl.methods.types import CreditMethod, EpisodeStep, Sample
-from openclaw_rl.render.hint import with_hint
+from openclaw_rl.methods.types import CreditMethod, Sample, make_sample
+from openclaw_rl.render.hint import lessons_hint, with_hint
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.train.tracking import version_age
-from openclaw_rl.types import FinishReason, Ids, JudgedTurn, Policy, Reply, Request, Verdict
+from openclaw_rl.types import FinishReason, Ids, JudgedTurn, Message, Policy, Reply, Request, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,25 +38,55 @@ class SampleBuilder:
     max_staleness: int  # in versions of the head's lineage
 
     def build_batch(
-        self, turns: Sequence[JudgedTurn], head: Policy, line: Collection[int], *, replay: bool = False
+        self,
+        turns: Sequence[JudgedTurn],
+        head: Policy,
+        line: Collection[int],
+        *,
+        replays: Collection[str] = (),
+        any_age: bool = False,
     ) -> SampleBatch:
-        """Return one sample or one reason for each turn, in their order.
+        """Return the samples of each turn or one reason, in their order.
 
-        `line`: the head's version and its ancestors; `replay`: one of them was trained on these turns.
+        A turn whose prompt had lessons may have two: one for that prompt, with its score, and one for the plain prompt.
+
+        `line`: the head's version and its ancestors; `replays`: turns that one of them was trained on; `any_age`: also
+        of turns that are too stale.
         """
-        batch = SampleBatch()
+        bounded = replace(self, max_staleness=len(line)) if any_age else self
+        batch, stale_groups = SampleBatch(), bounded._stale_groups(turns, head, line)
         for item in turns:
             record_progress()
-            made = self._build_sample(item, head, line, replay)
-            if isinstance(made, Sample):
-                batch.samples.append(made)
-                batch.kept_counts.update(self._metric_counts(item, head, line))
+            why = stale_groups.get(item.episode.group) if item.episode is not None else None
+            made = why or bounded._build_samples(item, head, line, item.turn.id in replays)
+            if not isinstance(made, str):
+                batch.samples.extend(made)
+                batch.kept_counts.update(bounded._metric_counts(item, head, line))
             else:
                 batch.dropped[item.turn.id] = made
-                batch.dropped_counts.update(self._metric_counts(item, head, line))
+                batch.dropped_counts.update(bounded._metric_counts(item, head, line))
         return batch
 
-    def _build_sample(self, item: JudgedTurn, head: Policy, line: Collection[int], replay: bool) -> Sample | str:
+    def _stale_groups(self, turns: Sequence[JudgedTurn], head: Policy, line: Collection[int]) -> dict[str, str]:
+        """Return group -> why none of it trains, of the groups with a turn that is too stale or of another model.
+
+        Only turns with a signal count.
+        """
+        found: dict[str, str] = {}
+        for item in turns if self.signal.uses_episodes else ():
+            request, reply = item.exchange.request, item.exchange.reply
+            if item.episode is None or reply is None or item.episode.group in found:
+                continue
+            if self.signal.no_credit_reason(item.episode) is not None:
+                continue
+            why = _other_model_reason(request, head) or self._stale_reason(request, reply, line)
+            if why is not None:
+                found[item.episode.group] = f"a group is trained on whole or not at all; {item.turn.id}: {why}"
+        return found
+
+    def _build_samples(
+        self, item: JudgedTurn, head: Policy, line: Collection[int], replay: bool
+    ) -> Sequence[Sample] | str:
         request, reply = item.exchange.request, item.exchange.reply
         if reply is None:
             return "the reply is missing"
@@ -64,30 +94,44 @@ class SampleBuilder:
         if why := _unfit_reason(request, reply, head, self._stale_reason(request, reply, line)):
             return why
         reward = _binary_reward(item.verdict, reply) if self.signal.uses_reward else None
-        hinted = (
-            self._hinted_prompts(request, item.verdict.hints, len(reply.response_ids)) if self.signal.uses_hints else ()
-        )
-        episode = _episode_step(item) if self.signal.uses_episodes else None
-        if reward is None and not hinted and episode is None:
-            return _no_episode_reason(item) if self.signal.uses_episodes else _no_signal_reason(item.verdict, reply)
+        hinted = self._hinted_prompts(item, len(reply.response_ids)) if self.signal.uses_hints else ()
+        if self.signal.uses_episodes:
+            if why := self._no_episode_reason(item):
+                return why
+        elif reward is None and not hinted:
+            return _no_signal_reason(item.verdict, reply)
         try:
-            return Sample(
-                turn=item.turn.id,
-                agent=request.agent,
-                prompt_ids=request.prompt_ids,
-                response_ids=reply.response_ids,
-                logprobs=reply.logprobs,
-                mask=reply.mask,
+            sample = make_sample(
+                item,
+                reply,
                 temperature=request.sampling.temperature,
                 version=version,
                 reward=reward,
+                weight=item.verdict.weight,
                 hinted_prompts=hinted,
                 on_policy=version == head.version and request.origin is None,
                 replay=replay,
-                episode=episode,
+                episode=item.episode,
             )
-        except ValueError as error:  # a broken engine recorded bad values: only the turn is dropped
+            return self._split_prompts(sample, request) if request.lessons and hinted else [sample]
+        except (ValueError, RequestError) as error:  # a broken engine recorded bad values: only the turn is dropped
             return str(error)
+
+    def _no_episode_reason(self, item: JudgedTurn) -> str | None:
+        if item.episode is None:
+            return "it belongs to no episode with a known reward, and the method compares episodes"
+        return self.signal.no_credit_reason(item.episode)
+
+    def _split_prompts(self, sample: Sample, request: Request) -> list[Sample]:
+        """Return the sample for the prompt as sampled, if it has a score, and the one that teaches the plain prompt."""
+        plain = replace(
+            sample,
+            prompt_ids=self._replace_hint(request, request.messages),
+            reward=None,
+            on_policy=False,
+            from_teacher=True,
+        )
+        return [replace(sample, hinted_prompts=()), plain] if sample.reward is not None else [plain]
 
     def _stale_reason(self, request: Request, reply: Reply, line: Collection[int]) -> str | None:
         version = _oldest_version(request, reply)
@@ -107,21 +151,36 @@ class SampleBuilder:
         old = request.identity == head.identity and self._stale_reason(request, reply, line) is not None
         return {"dropped/stale": int(old), "truncated": int(reply.finish_reason is FinishReason.LENGTH)}
 
-    def _hinted_prompts(self, request: Request, hints: Sequence[str], response: int) -> tuple[Ids, ...]:
-        """Return the prompt with each hint; omit hints that cannot be inserted or exceed the context length."""
-        out = []
-        limit, variables = self.renderer.context_length, request.template
-        for hint in hints:
+    def _hinted_prompts(self, item: JudgedTurn, response: int) -> tuple[Ids, ...]:
+        """Return the prompt with each hint; omit hints that cannot be inserted or exceed the context length.
+
+        Where lessons stood in the prompt of a reply that was liked, the prompt as sampled is the hinted one.
+        """
+        request, limit, out = item.exchange.request, self.renderer.context_length, list[Ids]()
+        if request.lessons and item.verdict.score == 1:
+            return (request.prompt_ids,)
+        for hint in item.verdict.hints:
             try:
-                messages = with_hint(request.messages, hint, self.transient)
-                plain = self.renderer.render(request.messages, request.tools, variables=variables).prompt_ids
-                hinted = self.renderer.render(messages, request.tools, variables=variables).prompt_ids
+                ids = self._replace_hint(request, with_hint(request.messages, hint, self.transient))
             except (ValueError, RequestError):
                 continue
-            ids = splice_hint(request.prompt_ids, plain, hinted)
             if limit is None or len(ids) + response <= limit:
                 out.append(ids)
         return tuple(out)
+
+    def _replace_hint(self, request: Request, messages: Sequence[Message]) -> Ids:
+        """Return the stored prompt with these messages, which differ from those that were sampled by a hint.
+
+        Raises `ValueError` and `RequestError` if a conversation cannot be rendered.
+        """
+        sampled = request.messages
+        if request.lessons:
+            sampled = with_hint(sampled, lessons_hint(request.lessons.values()), self.transient)
+        before, after = (
+            self.renderer.render(some, request.tools, variables=request.template).prompt_ids
+            for some in (sampled, messages)
+        )
+        return splice_hint(request.prompt_ids, before, after)
 
 
 def splice_hint(stored: Ids, plain: Ids, hinted: Ids) -> Ids:
@@ -156,15 +215,17 @@ def _oldest_version(request: Request, reply: Reply) -> int:
     return min((span.version for span in reply.spans), default=request.version)
 
 
+def _other_model_reason(request: Request, head: Policy) -> str | None:
+    if request.identity == head.identity:
+        return None
+    return (
+        "its tokens belong to another model: tokenizer, chat template or base weights have changed "
+        f"(identity {request.identity[:12]}, the policy has {head.identity[:12]})"
+    )
+
+
 def _unfit_reason(request: Request, reply: Reply, head: Policy, too_old: str | None) -> str | None:
-    if request.identity != head.identity:
-        return (
-            "its tokens belong to another model: tokenizer, chat template or base weights have changed "
-            f"(identity {request.identity[:12]}, the policy has {head.identity[:12]})"
-        )
-    if too_old:
-        return too_old
-    if why := request.sampling.untrainable_reason():
+    if why := _other_model_reason(request, head) or too_old or request.sampling.untrainable_reason():
         return why
     if not reply.mask.any():
         return "no token of the reply may train"
@@ -176,27 +237,6 @@ def _binary_reward(verdict: Verdict, reply: Reply) -> float | None:
     if not verdict.score or reply.finish_reason is FinishReason.LENGTH:
         return None
     return float(verdict.score)
-
-
-def _episode_step(item: JudgedTurn) -> EpisodeStep | None:
-    """Return the turn's place in its episode; None if it does not train with its group."""
-    episode = item.episode
-    if episode is None or episode.split != "train" or episode.reward is None or item.step is None:
-        return None
-    return EpisodeStep(group=episode.group, episode=episode.id, step=item.step, outcome=episode.reward)
-
-
-def _no_episode_reason(item: JudgedTurn) -> str:
-    episode = item.episode
-    if episode is None:
-        return "it belongs to no episode, and the method compares episodes"
-    if episode.split != "train":
-        return "its task is held out"
-    if episode.outcome == "void":
-        return "its episode is void: the environment failed"
-    if episode.reward is None:
-        return "the reward of its episode is not known"
-    return "it is on a branch that the end of its episode does not follow"
 
 
 def _no_signal_reason(verdict: Verdict, reply: Reply) -> str:

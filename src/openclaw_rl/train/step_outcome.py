@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sqlalchemy import Connection
 
 from openclaw_rl.methods.types import Sample, StepResult
-from openclaw_rl.store import policies, turns
+from openclaw_rl.store import turns
+from openclaw_rl.store.lineage import policies
 from openclaw_rl.train.tracking import drop_counts, reward_metrics, staleness_metrics
 from openclaw_rl.types import Policy, PolicyState, Use
 
@@ -30,6 +30,11 @@ class StepOutcome:
         return [s for s in self.samples if s.turn not in self.result.dropped]
 
     @property
+    def trained_turns(self) -> list[str]:
+        """The turns that had a gradient; a turn may have two samples."""
+        return list(dict.fromkeys(s.turn for s in self.trained))
+
+    @property
     def left_out(self) -> list[Sample]:
         """The samples that had none."""
         return [s for s in self.samples if s.turn in self.result.dropped]
@@ -37,12 +42,10 @@ class StepOutcome:
     def collect_metrics(self, conn: Connection, dropped: Mapping[str, int]) -> dict[str, float]:
         """Return the metrics of the step and its batch. `dropped`: counts of turns since the last version."""
         trained, result = self.trained, self.result
-        metrics = reward_metrics(turns.current_verdicts(conn, [s.turn for s in trained]).values()) | dict(
-            result.metrics
-        )
+        metrics = reward_metrics(turns.current_verdicts(conn, self.trained_turns).values()) | dict(result.metrics)
         metrics |= {
-            "replays": float(sum(s.replay for s in trained)),
-            "replays/passed_over": float(sum(s.replay for s in self.left_out)),
+            "replays": float(len({s.turn for s in trained if s.replay})),
+            "replays/passed_over": float(len({s.turn for s in self.left_out if s.replay})),
         }
         metrics |= staleness_metrics(policies.lineage(conn, self.head.version), trained)
         return metrics | drop_counts(dropped, result.metrics)
@@ -67,17 +70,32 @@ class StepOutcome:
     def untrainable_turns(self, reason: str | None) -> dict[str, str]:
         """Return the new turns that leave the queue, each with why. `reason`: why the result is rejected."""
         found = {s.turn: self.result.dropped[s.turn] for s in self.left_out if not s.replay}
-        if reason and len(self.trained) == 1:
-            found[self.trained[0].turn] = f"a step on it alone was rejected: {reason}"
+        if reason and len(self.trained_turns) == 1:
+            found[self.trained_turns[0]] = alone_reason(reason)
         return found
 
 
+def alone_reason(reason: str) -> str:
+    """Return why a turn leaves the training queue after a step on it alone was rejected for `reason`."""
+    return f"a step on it alone was rejected: {reason}"
+
+
 def make_uses(version: int, samples: Sequence[Sample], earlier_uses: Mapping[str, int]) -> list[Use]:
-    """Return the uses of these samples by `version`."""
-    return [Use(policy=version, turn=s.turn, number=earlier_uses[s.turn] + 1) for s in samples]
+    """Return the uses of the turns of these samples by `version`, one for each turn."""
+    turns = dict.fromkeys(sample.turn for sample in samples)
+    return [Use(policy=version, turn=turn, number=earlier_uses[turn] + 1) for turn in turns]
 
 
-def storable_metrics(metrics: Mapping[str, float], engine: str) -> dict[str, float]:
-    """Return the finite metrics, with the engine's name in those of the gap between engine and trainer."""
-    named = ((name.replace("gap/engine", f"gap/{engine}"), value) for name, value in metrics.items())
-    return {name: value for name, value in named if math.isfinite(value)}
+def failed_version(head: Policy, version: int, reason: str, at: float) -> Policy:
+    """Return the rejected version of a step that gave no weights."""
+    return replace(
+        head,
+        version=version,
+        parent=head.version,
+        state=PolicyState.REJECTED,
+        path=None,
+        digest="",
+        metrics={},
+        reason=reason,
+        created_at=at,
+    )

@@ -14,9 +14,14 @@ from typing import Any
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.methods.types import Sample
 from openclaw_rl.settings.load import TrackConfig
-from openclaw_rl.types import Policy, Verdict
+from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME
+from openclaw_rl.train.checkpoints import CheckpointWriter
+from openclaw_rl.train.learning_rate import LowRateWarning
+from openclaw_rl.types import Policy, PolicyState, Verdict
 
-log = logging.getLogger(__name__)
+log, _step_log = logging.getLogger(__name__), logging.getLogger("openclaw_rl.train")
+WAITING_PREFIX = "waiting for turns: "
+"""Prefix of the status note of a trainer that found too few turns."""
 
 METRICS_FILE = "metrics.jsonl"
 NO_STEP_STATE = "no step"
@@ -28,12 +33,22 @@ MetricsSink = Callable[[int, Mapping[str, float]], None]
 def summary_line(policy: Policy, m: Mapping[str, float], used: int) -> str:
     """Return a one-line summary of a step on `used` turns, for the log."""
     reward = f", reward {m['reward/mean']:+.2f}" if "reward/mean" in m else ""
-    replays = int(m["replays"])
+    replays, of = int(m["replays"]), "" if policy.name == DEFAULT_NAME else f" of {policy.name}"
     line = (
-        f"version {policy.version}: {number_of_turns(used - replays, replays)}, loss {m['loss/total']:.4f}{reward}, "
-        f"KL {m['kl']:.4f}, gradient {m['gradient/norm']:.3g}, {m.get('seconds', math.nan):.2f} s"
+        f"version {policy.version}{of}: {number_of_turns(used - replays, replays)}, "
+        f"loss {m.get('loss/total', math.nan):.4f}{reward}, KL {m.get('kl', math.nan):.4f}, "
+        f"gradient {m.get('gradient/norm', math.nan):.3g}, {m.get('seconds', math.nan):.2f} s"
     )
     return f"{line}: rejected: {policy.reason}" if policy.reason else line
+
+
+def join_notes(notes: Mapping[str, str], most: int = 3) -> str:
+    """Return the status notes of several policies as one, each with the policy's name; that of one as it is."""
+    if len(notes) == 1:
+        return next(iter(notes.values()))
+    prefix = WAITING_PREFIX if all(note.startswith(WAITING_PREFIX) for note in notes.values()) else ""
+    named = [f"{name}: {note.removeprefix(prefix)}" for name, note in notes.items()]
+    return prefix + "; ".join(named[:most]) + (f"; and {len(named) - most} more" if len(named) > most else "")
 
 
 def number_of_turns(fresh: int, replays: int) -> str:
@@ -203,3 +218,42 @@ def _wandb_sink(track: TrackConfig, logs: Path, run: str, settings: Mapping[str,
 
 def _not_installed_error(name: str) -> ConfigError:
     return ConfigError(f"track.to names {name}, which is not installed here. `pip install {name}`, or remove it there.")
+
+
+def storable_metrics(metrics: Mapping[str, float], engine: str) -> dict[str, float]:
+    """Return the finite metrics, with the engine's name in those of the gap between engine and trainer."""
+    named = ((name.replace("gap/engine", f"gap/{engine}"), value) for name, value in metrics.items())
+    return {name: value for name, value in named if math.isfinite(value)}
+
+
+class StepReporter:
+    """Reports on each step that has a result, and on each batch that has none."""
+
+    def __init__(self, tracker: MetricsTracker | None, saver: CheckpointWriter | None, engine: str) -> None:
+        """`engine`: name of the engine that samples, see `storable_metrics`."""
+        self._tracker, self._checkpoint_writer, self._engine = tracker, saver, engine
+        self._low_rate_warning = LowRateWarning()
+
+    def report_step(self, policy: Policy, metrics: Mapping[str, float], trained: Sequence[str]) -> None:
+        """Write the checkpoint of a published version that is due, and log the step."""
+        if policy.state is PolicyState.LIVE and self._checkpoint_writer is not None:
+            self._checkpoint_writer.write_if_due(policy)
+        level = logging.INFO if policy.state is PolicyState.LIVE else logging.WARNING
+        _step_log.log(level, summary_line(policy, metrics, len(trained)))
+        if self._tracker is not None:
+            self._tracker.log_step(policy, policy.metrics, trained)
+        self._low_rate_warning.add_step(metrics)
+
+    def report_skipped_batch(
+        self, head: Policy, reasons: Mapping[str, str], metrics: Mapping[str, float], at: float
+    ) -> None:
+        """Track a batch without a result, with the reason of each turn."""
+        if self._tracker is not None:
+            self._tracker.log_skipped_batch(head, reasons, storable_metrics(metrics, self._engine), at)
+
+    def catch_up(self, newest: Policy, trained: Sequence[str]) -> None:
+        """Report what a trainer that died right after its transaction did not."""
+        if self._checkpoint_writer is not None:
+            self._checkpoint_writer.catch_up()
+        if self._tracker is not None and newest.state is not PolicyState.CANDIDATE:
+            self._tracker.catch_up(newest, trained)

@@ -16,8 +16,10 @@ from sqlalchemy import Connection
 
 from openclaw_rl.common.policy_digest import ADAPTER_CONFIG, TRAINER_FILES, visible_files
 from openclaw_rl.settings.schema_train import TrainCheckpointConfig
-from openclaw_rl.store import events, policies
+from openclaw_rl.store import events
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.lineage import policies, policy_marks
+from openclaw_rl.store.lineage.policy_names import read_heads
 from openclaw_rl.train.policy_folders import has_metadata, versions_on_disk
 from openclaw_rl.types import Policy, PolicyState
 
@@ -70,17 +72,22 @@ class VersionThinner:
 
     def _surplus_files(self, conn: Connection, now: float) -> list[tuple[Policy, set[str]]]:
         """Return the versions with files on the disk that are no longer kept, and the names of these files."""
-        line = policies.lineage(conn, policies.head(conn).version)
+        lines = {name: policies.lineage(conn, head) for name, head in read_heads(conn).items()}
         known = [
             policy
             for policy in policies.get_many(conn, versions_on_disk(self._root))
-            if policy.path is not None and not policies.is_removed(policy)
+            if policy.path is not None and not policies.is_removed(policy) and policy.state is not PolicyState.CANDIDATE
         ]
-        served = events.read_cursor(conn, policies.SERVED_CURSOR)
-        kept = kept_versions(known, line, self._settings, now) | {p.version for p in known if p.version == served}
-        states = kept_states(known, line, self._settings)
+        served, pinned = events.read_cursor(conn, policies.SERVED_CURSOR), policy_marks.pinned_versions(conn)
+        kept, states = {p.version for p in known if p.version == served}, set[int]()
+        for name, line in lines.items():
+            own = [policy for policy in known if policy.version in line or policy.name == name]
+            kept |= kept_versions(own, line, self._settings, now)
+            states |= kept_states(own, line, self._settings)
         surplus = []
         for policy in known:
+            if policy.version in pinned:
+                continue
             names = _file_names(policy)
             if policy.version in kept:
                 names &= set() if policy.version in states else set(TRAINER_FILES)

@@ -5,28 +5,36 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 
 from openclaw_rl.common.message_hash import EphemeralMatcher
 from openclaw_rl.common.worker_loop import run_worker_loop
+from openclaw_rl.gates.make_gate import make_gate
+from openclaw_rl.gates.reply_source import ReplySource
 from openclaw_rl.methods.registry import make_method
 from openclaw_rl.methods.types import CreditMethod
+from openclaw_rl.other_trainers.external_trainer import ExternalTrainer
+from openclaw_rl.practice.make_practice import make_practice, no_practice_reason
 from openclaw_rl.protocols import Trainer
 from openclaw_rl.render.model_folder import ModelFiles, compute_identity
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.settings.load import Config
-from openclaw_rl.store import heartbeats, policies
+from openclaw_rl.store import heartbeats
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.lineage import policies
+from openclaw_rl.store.lineage.policy_names import ensure_shared
 from openclaw_rl.train.checkpoints import CheckpointWriter
 from openclaw_rl.train.orchestrator import TrainLoop
 from openclaw_rl.train.ranks import launcher
 from openclaw_rl.train.sample_builder import SampleBuilder
+from openclaw_rl.train.satisfaction_watch import SatisfactionWatch
 from openclaw_rl.train.tracking import MetricsTracker
 
 log = logging.getLogger(__name__)
 
 
-async def run(config: Config, *, stop: asyncio.Event) -> None:
-    """Run the train worker until `stop` is set.
+async def run(config: Config, *, stop: asyncio.Event, on_loaded: Callable[[], None] = lambda: None) -> None:
+    """Run the train worker until `stop` is set. Calls `on_loaded` once the model is loaded.
 
     Consumes: judged turns that have a signal for the method and were not used on the head's lineage; with
     `train.batch.max_uses` 2 also turns that were used there once.
@@ -42,13 +50,15 @@ async def run(config: Config, *, stop: asyncio.Event) -> None:
     try:
         heartbeats.write_heartbeat(store, "train", "loading the base model", heartbeats.STARTING)
         loop = await asyncio.to_thread(open_train_loop, config, store)
+        on_loaded()
         train = config.train
         turns = f"{train.batch.min_step_turns} to {train.batch.max_step_turns} turns"
         log.info("method %s, finetune %s; a step takes %s", train.method, train.finetune, turns)
+        without = no_practice_reason(config, make_method(train))
         try:
             await run_worker_loop(
                 loop.run_once,
-                heartbeats.heartbeat_writer(store, "train", lambda: loop.note),
+                heartbeats.heartbeat_writer(store, "train", lambda: "; ".join(filter(None, (loop.note, without)))),
                 stop,
                 poll=config.train.poll,
                 on_stop=loop.forget_attempts,
@@ -59,11 +69,16 @@ async def run(config: Config, *, stop: asyncio.Event) -> None:
         store.close()
 
 
-def open_train_loop(config: Config, store: Store) -> TrainLoop:
-    """Load the base model and check that the store belongs to it. Raises `ModelError`, `IdentityMismatch`."""
+def open_train_loop(config: Config, store: Store, replies: ReplySource | None = None) -> TrainLoop:
+    """Load the base model and check that the store belongs to it. Raises `ModelError`, `IdentityMismatch`.
+
+    `replies`: source of the replies of practice; default: the gateway that runs on the home.
+    """
     files = ModelFiles.from_config(config.model)
     with store.write() as conn:
         policies.ensure_root(conn, base=str(files.folder), identity=compute_identity(files), at=time.time())
+        if config.policy.per != "all":
+            ensure_shared(conn)
     method = make_method(config.train)
     builder = SampleBuilder(
         renderer=Renderer(files, literal_text=config.serve.special_tokens != "model"),
@@ -85,10 +100,16 @@ def open_train_loop(config: Config, store: Store) -> TrainLoop:
         tracker=tracker,
         saver=saver,
         eval_every=config.track.eval_every,
+        gate=make_gate(config, store, builder.renderer),
+        watch=SatisfactionWatch(store, config.gate, config.policy.per),
+        per=config.policy.per,
+        practice=make_practice(config, store, builder.renderer, builder.transient, method, replies),
     )
 
 
 def _make_trainer(config: Config, files: ModelFiles, method: CreditMethod) -> Trainer:
+    if config.train.trainer == "external":
+        return ExternalTrainer(config, str(files.folder))
     if config.train.ranks * config.train.launch.nodes > 1:
         return launcher.launch_trainer(config)
     from openclaw_rl.learner.trainer import LocalTrainer

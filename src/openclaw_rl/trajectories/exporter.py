@@ -61,7 +61,9 @@ def _text_fields(item: StoredTurn) -> dict[str, Any]:
         **prompt_and_response(request.messages, reply.message),
         "messages": list(request.messages),
         "message": dict(reply.message) or {"role": "assistant", "content": ""},
-        **_drop_empty({"tools": list(request.tools), "template": dict(request.template)}),
+        **_drop_empty(
+            {"tools": list(request.tools), "template": dict(request.template), "lessons": dict(request.lessons)}
+        ),
     }
 
 
@@ -142,4 +144,5 @@ def _verdict_to_json(v: Verdict) -> dict[str, Any]:
         "at": v.at,
         **_drop_empty({"hints": v.hints, "votes": v.votes, "reason": v.reason}),
         **({"explicit": True} if v.explicit else {}),
+        **({"weight": v.weight} if v.weight != 1 else {}),
     }

@@ -15,8 +15,9 @@ from openclaw_rl.common.message_hash import EphemeralMatcher
 from openclaw_rl.render.model_folder import ModelFiles, compute_identity
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.settings.load import Config
-from openclaw_rl.store import exchanges, imported_turns, policies
+from openclaw_rl.store import exchanges, imported_turns
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.lineage import policies
 from openclaw_rl.store.rows import pack_logprobs, to_json
 from openclaw_rl.trajectories.files import TrajectoryEntry
 from openclaw_rl.trajectories.report import ImportReport

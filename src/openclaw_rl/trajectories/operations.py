@@ -49,8 +49,8 @@ from openclaw_rl.trajectories.schema import TrajectoryRefused
 REFUSALS_FILE = "refused.jsonl"
 _UNSUPPORTED_SUFFIXES = (".csv", ".tsv", ".txt", ".gz", ".zip", ".zst", ".yaml", ".yml", ".arrow")
 """Unsupported file suffixes. A target that ends with one is refused, not taken as a folder's name."""
-_SINCE_PATTERN = re.compile(r"(\d+)([hdw])")
-_UNIT_SECONDS = {"h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
+_SINCE_PATTERN = re.compile(r"(\d+)(min|m|h|d|w)")
+_UNIT_SECONDS = {"m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 ProgressTick = Callable[[int, int], None]
 """(bytes, trajectories) processed since the last call."""
 
@@ -237,13 +237,13 @@ def _file_stem(conn: Connection, session: StoredSession) -> str:
 
 
 def parse_since(text: str, now: float) -> float:
-    """Parse 7d, 12h, 2w, 2026-03-01 or 2026-03-01T12:00 to seconds since the epoch. Raises `OpenClawError`."""
+    """Parse 30m, 7d, 12h, 2w, 2026-03-01 or 2026-03-01T12:00 to seconds since the epoch. Raises `OpenClawError`."""
     if ago := _SINCE_PATTERN.fullmatch(text.strip()):
         return now - int(ago[1]) * _UNIT_SECONDS[ago[2]]
     try:
         return datetime.fromisoformat(text.strip()).timestamp()
     except ValueError:
-        raise OpenClawError(f"--since {text}: expected 12h, 7d, 2w, or a date such as 2026-03-01") from None
+        raise OpenClawError(f"--since {text}: expected 30m, 12h, 7d, 2w, or a date such as 2026-03-01T12:00") from None
 
 
 # ------------------------------------------------------------------------------------------------------------ progress

@@ -22,7 +22,7 @@ GROUP_BYTES = 8 * 2**20
 """Bytes of JSON. A row group is written when it reaches GROUP_ROWS rows or GROUP_BYTES bytes."""
 READ_ROWS = 8
 _JSON_SUFFIX = "_json"
-_UNTYPED_KEYS = frozenset({"messages", "message", "tools", "template", "sampling"})
+_UNTYPED_KEYS = frozenset({"messages", "message", "tools", "template", "lessons", "sampling"})
 FoundTrajectory = tuple[str, bytes, TrajectoryRefused | None, int]
 """(place, the trajectory as JSON, its problem, bytes of the file read so far), as `files.read_entries` expects it."""
 
@@ -89,13 +89,13 @@ def _turn_to_columns(turn: Mapping[str, Any]) -> dict[str, Any]:
 def _turn_type(pa: Any) -> Any:
     words, number, moment, flag = pa.string(), pa.int32(), pa.float64(), pa.bool_()
     plain = dict.fromkeys(("type", "prompt", "response", "next_state", "next_state_json"), words)
-    vote = pa.struct({"score": pa.int8(), "hint": words, "reason": words, "error": words})
+    vote = pa.struct({"score": pa.int8(), "hint": words, "reason": words, "error": words, "fact": words})
     verdict = {"score": pa.int8(), "judge": words, "at": moment, "hints": pa.list_(words), "votes": pa.list_(vote)}
     feedback = {"id": words, "score": pa.int8(), "comment": words, "correction": words, "given_at": moment}
     outcome = {
         "reaction": pa.struct({"how": words, "source": words, "at": moment}),
         "feedback": pa.list_(pa.struct(feedback)),
-        "verdict": pa.struct(verdict | {"reason": words, "explicit": flag}),
+        "verdict": pa.struct(verdict | {"reason": words, "explicit": flag, "weight": moment}),
         "dropped": pa.struct({"cause": words, "reason": words}),
     }
     tokens = {

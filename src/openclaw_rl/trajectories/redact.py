@@ -19,6 +19,7 @@ from openclaw_rl.types import ExchangeStatus
 
 _NAME_KEYS = ("id", "parent", "relation_of", "agent", "user")
 _TEXT_KEYS = ("sampling", "verdict", "dropped", "error", "untrainable", "unlinked")
+_ENCODED_KEYS = ("messages", "message", "tools", "template", "lessons")  # what the token arrays encode
 _SUMMARY_KEYS = ("prompt", "response")
 _TOKEN_KEYS = ("prompt_ids", "response_ids", "logprobs", "mask", "spans", "identity")
 _ROW_NAME_KEYS = ("session_id", "turn_id", "agent")
@@ -70,7 +71,7 @@ class TrajectoryRedactor:
         """
         self._kinds_in_turn = set()
         new: dict[str, Any] = from_json(to_json(turn))
-        said: dict[str, Any] = {key: new[key] for key in ("messages", "message", "tools", "template") if key in new}
+        said: dict[str, Any] = {key: new[key] for key in _ENCODED_KEYS if key in new}
         clean = {key: self._redact_messages(value) for key, value in said.items()}
         whole = new.get("status", ExchangeStatus.DONE.value) == ExchangeStatus.DONE.value
         new |= clean

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+import msgspec
 
 from openclaw_rl.common.message_hash import message_text, strip_client_text
 from openclaw_rl.store.imported_turns import DropRecord
@@ -34,6 +36,7 @@ class FileVerdict:
     judge: str = "import"
     reason: str = ""
     explicit: bool = False
+    weight: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
     votes: tuple[Vote, ...] = ()
     at: float | None = None
 
@@ -77,6 +80,7 @@ class FileTurn:
     message: dict[str, Any] | None = None  # the whole reply; `response` is its text
     tools: tuple[dict[str, Any], ...] = ()
     template: dict[str, Any] | None = None  # variables for the chat template
+    lessons: dict[str, str] | None = None  # id -> text of those in `prompt_ids`, which `messages` does not have
     sampling: Sampling = field(default_factory=Sampling)
     prompt_ids: list[int] | None = None  # [P]
     response_ids: list[int] | None = None  # [R]

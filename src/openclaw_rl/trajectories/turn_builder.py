@@ -138,6 +138,7 @@ class TurnBuilder:
             messages=planned.messages,
             tools=turn.tools,
             template=turn.template or {},
+            lessons=turn.lessons if turn.lessons and tokens.origin is Origin.TOKENS else {},
             marks=marks,
             sampling=turn.sampling,
             prompt_ids=tokens.prompt_ids,

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import torch
 from hypothesis import given, settings
@@ -185,3 +188,19 @@ def test_with_room_all_is_found_and_nothing_is_held_twice(
     starts = [n for who, known in kept if who == key for n in range(len(ids) + 1) if known[:n] == ids[:n]]
     longest = max(starts, default=0)
     assert found(cache, key, spell(wanted, size)) == (longest if longest >= MIN_PREFIX_TOKENS else 0)
+
+
+def test_the_states_of_a_removed_version_are_freed_at_once() -> None:
+    """Not at some later garbage collection: an engine that gets a version a minute would grow until then."""
+    gc.disable()
+    try:
+        for remove in (lambda cache: cache.remove_policy(1), PrefixCache.clear):
+            cache = PrefixCache(4096)
+            for tail in range(8):
+                put(cache, 1, sequence((0, 3 * MAX_NODE_TOKENS), (tail, 50)))
+            kept = [weakref.ref(node.states) for node in cache._use_order]
+            assert len(kept) > 8
+            remove(cache)
+            assert not [state for state in kept if state() is not None]
+    finally:
+        gc.enable()

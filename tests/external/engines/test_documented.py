@@ -27,7 +27,7 @@ from openclaw_rl.engines.remote.vllm import VllmEngine
 from openclaw_rl.errors import EngineError, EngineGone
 from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.settings.load import STARTER, Config, foreign_environment, from_flat
-from openclaw_rl.store import policies
+from openclaw_rl.store.lineage import policies
 from openclaw_rl.types import Chunk, Generation, Policy, PolicyRef
 
 PROMPTS = [[*range(n, n + 3 * n, 3)] for n in (5, 20, 60)]

@@ -14,7 +14,8 @@ from peft import PeftModel
 from sqlalchemy import select
 from tests.external.engines.conftest import Served, base_model, chosen
 
-from openclaw_rl.store import exchanges, policies
+from openclaw_rl.store import exchanges
+from openclaw_rl.store.lineage import policies
 from openclaw_rl.store.schema import exchanges as exchange_table
 from openclaw_rl.types import Exchange, ExchangeStatus
 

@@ -16,8 +16,8 @@ from openclaw_rl.cli.main import cli
 from openclaw_rl.cli.recipes import create_method
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.settings.load import from_flat, load
-from openclaw_rl.store import policies
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.lineage import policies
 from openclaw_rl.supervisor.subprocess_system import is_ready
 
 

@@ -102,6 +102,8 @@ def test_two_ranks_are_one(how: dict[str, Any], draw: Draw, tmp_path: Path) -> N
     with closing(launch_trainer(config)) as two:
         for n, batch in enumerate(given):
             same(done[n], two.step(batch, str(tmp_path / f"two-{n}")))
+        for ours, theirs in zip(one.score(given[0]), two.score(given[0]), strict=True):
+            np.testing.assert_allclose(theirs, ours, atol=1e-4)
     assert (weights_of(one) - start).abs().max() > 1e-4, "the steps did something"
     assert (done[0].metrics["step/scale"] < 1) == ("train__max_step_kl" in how), "and were halved where they have to be"
 

@@ -255,6 +255,7 @@ for name, wanted in (("none", False), ("auto", None)):
 """
 
 
+@pytest.mark.system
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS")
 def test_memory_that_really_ends(tmp_path: Path) -> None:
     """The system grants 80 MiB more; a step that keeps all of eight layers takes 140, one that keeps none 35.

@@ -34,8 +34,9 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 from openclaw_rl.learner.forward import lm_head
 from openclaw_rl.learner.trainer import LocalTrainer
 from openclaw_rl.methods.registry import make_method
-from openclaw_rl.methods.types import EpisodeStep, Sample, StepResult
+from openclaw_rl.methods.types import Sample, StepResult
 from openclaw_rl.settings.load import TrainConfig, train_settings
+from openclaw_rl.types import EpisodeStep
 
 V = 64
 SHAPE: dict[str, Any] = {
@@ -82,6 +83,31 @@ SETTINGS: dict[str, Any] = {
 MEMORY = {"reply_tokens": 6.5, "baseline": {"all": [0.3, 9], "agents": {"a": [0.6, 5], "b": [-0.2, 1]}}}
 BOUNDS = {"low": 0.8, "high": 1.28, "dual": 3.0, "gap_low": 0.5, "gap_high": 5.0}
 OTHER = {"clip": {}, "cispo": {"high": 5.0}, "gspo": {"low": 1 - 3e-4, "high": 1 + 4e-4}}  # bounds of other losses
+
+
+def episodes_of_groups() -> list[EpisodeStep]:
+    """Rollouts of two steps, two and one of one task; one of one and one of two of another."""
+    groups, names, numbers = "tttttuuu", "aabbcdee", (0, 1, 0, 1, 0, 0, 0, 1)
+    outcomes, rewards = (1.0, 1.0, -1.0, -1.0, 0.5, 1.0, -1.0, -1.0), (0.5, None, -0.5, 1.0, 0.0, None, 1.0, 0.0)
+    return [
+        EpisodeStep(
+            group=groups[n],
+            episode=names[n],
+            step=numbers[n],
+            reward=outcomes[n],
+            step_reward=rewards[n],
+            rewards=tuple({names[k]: outcomes[k] for k in range(8) if groups[k] == groups[n]}.values()),
+            step_rewards=tuple(
+                reward
+                for k, reward in enumerate(rewards)
+                if (groups[k], numbers[k]) == (groups[n], numbers[n]) and reward is not None
+            ),
+        )
+        for n in range(8)
+    ]
+
+
+EPISODES = episodes_of_groups()
 
 
 @pytest.fixture(autouse=True)
@@ -134,6 +160,7 @@ def session(seed: int, *, rewards: bool = True, hints: bool = True) -> list[Samp
             Sample(
                 turn=f"turn-{n}",
                 agent="ab"[n % 2],
+                weight=(1.0, 0.5, 0.2)[n % 3],
                 prompt_ids=prompt,
                 response_ids=response,
                 logprobs=np.zeros(len(response), np.float32),
@@ -143,13 +170,7 @@ def session(seed: int, *, rewards: bool = True, hints: bool = True) -> list[Samp
                 reward=(1.0, -1.0, None)[n % 3] if rewards else None,
                 hinted_prompts=tuple(hinted),
                 # Rollouts of two steps, two and one of one task; one of one and one of two of another.
-                episode=EpisodeStep(
-                    group="tttttuuu"[n],
-                    episode="aabbcdee"[n],
-                    step=(0, 1, 0, 1, 0, 0, 0, 1)[n],
-                    outcome=(1.0, 1.0, -1.0, -1.0, 0.5, 1.0, -1.0, -1.0)[n],
-                    step_reward=(0.5, None, -0.5, 1.0, 0.0, None, 1.0, 0.0)[n],
-                ),
+                episode=EPISODES[n],
             )
         )
         history = history if n % 3 else np.concatenate([prompt, response])
@@ -233,7 +254,7 @@ class Reference:
     def _grouped(self, samples: list[Sample], stated: list[dict[str, Any]]) -> None:
         """Add the advantages over all samples."""
         steps = [
-            {"task": e.group, "rollout": e.episode, "step": e.step, "outcome": e.outcome, "reward": e.step_reward}
+            {"task": e.group, "rollout": e.episode, "step": e.step, "outcome": e.reward, "reward": e.step_reward}
             for s in samples
             if (e := s.episode)
         ]
@@ -254,7 +275,7 @@ class Reference:
         if train.method in ("binary", "combine") and s.reward is not None:
             state = {("agent", k): tuple(v) for k, v in MEMORY["baseline"]["agents"].items()}  # type: ignore[index]
             b = self._reference.baselines(state | {"everyone": (0.3, 9)}, s.agent, 8.0)
-            advantages["binary"] = [s.reward - b] * len(o)
+            advantages["binary"] = [s.weight * (s.reward - b)] * len(o)
         by = {"sdpo": "student_topk", "sdft": "teacher_topk"}.get(train.method, train.distill.target)
         choice = train.distill.hint_choice or ("mixture" if by == "token" else "overlap")
         target, ids = None, None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import sys
 from collections.abc import Callable
@@ -227,6 +228,7 @@ def test_a_whole_model_is_a_folder_for_transformers(
 def test_a_whole_model_without_its_optimizer_goes_on_from_its_weights(
     make: Make, draw: Draw, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)
     made = make("full-bf16")
     folder = made.step(draw(made, 0), str(tmp_path / "policy")).folder
     stood = trained(made)

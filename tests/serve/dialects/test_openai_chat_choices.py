@@ -13,6 +13,7 @@ import pytest
 from tests.serve.conftest import SCOPE, TOOLS, USER, Site, Start, statuses, wait_for
 
 from openclaw_rl.collect.worker import Collector
+from openclaw_rl.serve.auth import Caller
 from openclaw_rl.serve.chat_request import ChatRequest, FinishedChoice, ReplyEnd, ReplyHeader, TokenUsage
 from openclaw_rl.serve.dialects.openai_chat import ChatDialect
 from openclaw_rl.serve.gateway import Gateway
@@ -221,7 +222,7 @@ def test_a_reply_that_was_never_begun_ends_too(site: Site) -> None:
             identity="test-identity",
         )
         ask = ChatDialect().decode(json.dumps({"messages": [USER], "n": 3}).encode(), {})
-        servings = await gateway.begin_replies(ask, SCOPE)
+        servings = await gateway.begin_replies(ask, Caller(scope=SCOPE, owner=SCOPE))
         for serving in servings:
             serving.cancel_unstarted()
             serving.cancel_unstarted()

@@ -6,7 +6,7 @@ from typing import Any
 
 import openai
 import pytest
-from tests.serve.conftest import USER, Site
+from tests.serve.conftest import USER, Site, wait_for
 
 from openclaw_rl.store import turns
 from openclaw_rl.types import ExchangeStatus
@@ -58,6 +58,7 @@ def test_a_refused_prompt_refuses_all_of_its_request(site: Site) -> None:
         create(site, prompt=["one", "word " * 5000])
     assert (long.value.code, long.value.param) == ("context_length_exceeded", "prompt")
     assert "your prompt resulted in" in long.value.message
+    wait_for(site.count, bool)  # the other prompt's exchange is written in the background
     assert site.ended(site.last().request.id).reply.status is ExchangeStatus.CANCELLED
 
 

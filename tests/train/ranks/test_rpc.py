@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from openclaw_rl.errors import ModelError, OpenClawError, rebuild_error
-from openclaw_rl.methods.types import EpisodeStep, Sample, StepResult
+from openclaw_rl.methods.types import Sample, StepResult
 from openclaw_rl.train.ranks import rpc
 from openclaw_rl.train.ranks.rpc import ErrorReply, LoadCommand, RpcChannel, RpcListener, StepCommand, StepReply
+from openclaw_rl.types import EpisodeStep
 
 
 def sample(**further: object) -> Sample:
@@ -32,7 +33,8 @@ def sample(**further: object) -> Sample:
 
 
 def test_samples_arrive_whole() -> None:
-    episode = EpisodeStep(group="x", episode="r", step=2, outcome=None, step_reward=0.5)
+    rewards = {"reward": 1.0, "rewards": (1.0, 0.0), "step_reward": 0.5, "step_rewards": (0.5,)}
+    episode = EpisodeStep(group="x", episode="r", step=2, **rewards)  # type: ignore[arg-type]
     sent = [sample(), sample(reward=None, hinted_prompts=(np.arange(3, dtype=np.int32),), episode=episode)]
     got = rpc.command_decoder.decode(rpc.encode(StepCommand(sent, "/out")))
     assert isinstance(got, StepCommand)
@@ -45,13 +47,16 @@ def test_samples_arrive_whole() -> None:
 
 
 def test_results_and_commands_arrive() -> None:
+    credit = {"t": np.array([0.5, -65504.0], np.float16)}
     result = StepResult(
-        folder=None, digest="d", metrics={"kl": float("nan")}, memory={"a": [1, {"b": 2.5}]}, dropped={}
+        folder=None, digest="d", metrics={"kl": float("nan")}, memory={"a": [1, {"b": 2.5}]}, dropped={}, credit=credit
     )
     got = rpc.reply_decoder.decode(rpc.encode(StepReply(result)))
     assert isinstance(got, StepReply)
     assert np.isnan(got.result.metrics["kl"])
     assert (got.result.memory, got.result.folder) == (result.memory, None)
+    np.testing.assert_array_equal(got.result.credit["t"], credit["t"])
+    assert got.result.credit["t"].dtype == np.float16
     load = LoadCommand("/folder", {"count": np.float32(2.0)})
     assert rpc.command_decoder.decode(rpc.encode(load)) == LoadCommand("/folder", {"count": 2.0})
 

@@ -41,7 +41,10 @@ class EmbeddedModel:
         self.vocab_size = int(text.vocab_size)
         self.context_length = _context_length(text, max_context)
         _check_kind(text, self.context_length, name)
-        if "logits_to_keep" not in inspect.signature(model.forward).parameters:
+        parameters = inspect.signature(model.forward).parameters
+        # renamed in transformers 5.24
+        self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
+        if "logits_to_keep" not in parameters:
             raise ModelError(f"{name}: {type(model).__name__} cannot compute the logits of selected positions only")
         self.adapters = LoadedAdapters(model)
         self.layout = self._probe_layout()
@@ -91,9 +94,9 @@ class EmbeddedModel:
             input_ids=ids_NQ,
             attention_mask=mask_N1QJ,
             position_ids=positions_NQ,
-            past_key_values=cache,
             use_cache=True,
             logits_to_keep=keep,
+            **{self._cache_argument: cache},
         ).logits
         return out.float()
 

@@ -30,6 +30,11 @@ class PrefixNode:
     parent: PrefixNode | None
     children: dict[int, PrefixNode] = field(default_factory=dict)  # by first id
 
+    def detach(self) -> None:
+        """Drop the links to other nodes: their cycles would keep the states until the next garbage collection."""
+        self.parent = None
+        self.children.clear()
+
 
 class PrefixCache:
     """Tree of cached prefixes. `limit`: capacity in tokens; `tokens`: present size."""
@@ -82,6 +87,8 @@ class PrefixCache:
 
     def clear(self) -> None:
         """Remove all prefixes."""
+        for node in self._use_order:
+            node.detach()
         self._use_order.clear()
         self._roots.clear()
         self.tokens = 0
@@ -91,6 +98,7 @@ class PrefixCache:
         for node in [n for n, owner in self._use_order.items() if owner == key]:
             del self._use_order[node]
             self.tokens -= len(node.ids)
+            node.detach()
         self._roots.pop(key, None)
 
     def _match_path(self, key: Hashable, ids: Ids) -> tuple[list[PrefixNode], int]:

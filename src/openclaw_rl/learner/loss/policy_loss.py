@@ -188,6 +188,7 @@ def micro_batch_loss(
     config: LossConfig,
     old_K: torch.Tensor | None = None,
     rows_K: torch.Tensor | None = None,
+    sampled_K: torch.Tensor | None = None,
 ) -> LossResult:
     """Return the sum over terms of w * sum(surrogate) / denominator, plus kl_coef * sum(k2) / kl_denominator.
 
@@ -195,6 +196,7 @@ def micro_batch_loss(
     denominator, so the others do not get heavier. The KL penalty covers the tokens of all terms, also those that OPSM
     masks, because it pulls back. `old_K`: log-probabilities before the first of several steps (decoupled,
     arXiv:2110.00641); old / mu is then a weight capped at `weight_cap`, without the band. `rows_K`: row of each token.
+    `sampled_K`: bool, tokens that a policy sampled (None: all); the KL penalty is an expectation over these alone.
     """
     nowhere_K = torch.zeros_like(mu_K, dtype=torch.bool)
     anywhere_K = reduce(torch.logical_or, (term.mask_K for term in terms), nowhere_K)
@@ -219,7 +221,8 @@ def micro_batch_loss(
         counts |= _clip_counts(term, step_K.detach(), live_K, seen.capped_K, config)
     # The decoupled form has the same two factors as above, so that the weight of a token with a large gap stays capped.
     penalty_K = k2_penalty(logp_K, base_K, seen.weight_K * seen.ratio_K)
-    parts["kl"] = _masked_sum(penalty_K, anywhere_K & unmasked_K) / kl_denominator
+    penalised_K = anywhere_K & unmasked_K if sampled_K is None else anywhere_K & unmasked_K & sampled_K
+    parts["kl"] = _masked_sum(penalty_K, penalised_K) / kl_denominator
     counts["live"] = moving_K.sum()  # tokens with a gradient from a term; KL alone does not justify a step
     values = torch.stack([number.detach().double() for number in (*parts.values(), *counts.values())]).tolist()
     return LossResult(

@@ -13,6 +13,8 @@ import torch
 
 from openclaw_rl.learner.forward.lm_head import HiddenStates, TokenLogprobs
 from openclaw_rl.learner.forward.packing import TokenSequence
+from openclaw_rl.learner.loss.distillation import divergence
+from openclaw_rl.methods.hint_selection import mix_teachers
 from openclaw_rl.methods.types import BatchLogprobs, Sample, TopKLogprobs, TopKScores
 
 
@@ -43,8 +45,29 @@ class ScoredBatch:
     reused_forward: ReusedForward | None = None
 
     def sampled_logprobs(self, i: int) -> torch.Tensor:
-        """Return the log-probabilities at sampling time, [R] float32."""
+        """Return the log-probabilities at sampling time, [R] float32.
+
+        For a teacher's reply those of the policy before the step: its loss is an expectation over the teacher's replies
+        and needs no importance ratio, so the ratio is 1.
+        """
+        if self.samples[i].from_teacher:
+            return self.student[i].float()
         return torch.from_numpy(self.samples[i].logprobs.astype("float32"))
+
+    def teacher_divergences(self) -> dict[str, float]:
+        """Return, by turn, the mean of KL(policy || teacher) per trainable token before the step, in nats.
+
+        Over the policy's top k and the tail, at the positions of the reply. Empty without top-k scores; turns without a
+        hint are left out; several teachers are mixed evenly.
+        """
+        found = {}
+        for sample, scores in zip(self.samples, self.tops, strict=False):
+            if scores.teachers and sample.mask.any():
+                teacher_RN = mix_teachers(scores.teacher_on_student_topk)
+                student_RN = torch.from_numpy(scores.student.logprobs.astype(np.float64))
+                kl_R = divergence(student_RN, torch.from_numpy(teacher_RN), "reverse")
+                found[sample.turn] = kl_R[torch.from_numpy(sample.mask.astype(bool))].mean().item()
+        return found
 
     def trainable_tokens(self, members: Sequence[int]) -> list[int]:
         """Return the number of trainable tokens of each sample."""

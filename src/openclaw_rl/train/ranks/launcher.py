@@ -23,7 +23,16 @@ from openclaw_rl.store import heartbeats
 from openclaw_rl.store.db import Store
 from openclaw_rl.train.ranks import rpc
 from openclaw_rl.train.ranks.processes import RANK_PROGRAM, ProcessSpec, RankProcesses
-from openclaw_rl.train.ranks.rpc import ErrorReply, LoadCommand, ReadyReply, RpcListener, StepCommand, StepReply
+from openclaw_rl.train.ranks.rpc import (
+    ErrorReply,
+    LoadCommand,
+    LogprobsReply,
+    RpcListener,
+    ScoreCommand,
+    StepCommand,
+    StepReply,
+)
+from openclaw_rl.types import Logprobs
 
 log = logging.getLogger(__name__)
 RANKS_LOG = "ranks.log"  # standard error of the ranks
@@ -59,7 +68,12 @@ class RankedTrainer:
         assert isinstance(answer, StepReply), answer
         return answer.result
 
-    def _send_command(self, command: LoadCommand | StepCommand | None) -> ReadyReply | StepReply:
+    def score(self, samples: Sequence[Sample]) -> list[Logprobs]:
+        answer = self._send_command(ScoreCommand(list(samples)))
+        assert isinstance(answer, LogprobsReply), answer
+        return answer.logprobs
+
+    def _send_command(self, command: rpc.RankCommand | None) -> rpc.RankReply:
         try:
             raw = None if command is None else rpc.encode(command)
             answer: rpc.RankReply = rpc.reply_decoder.decode(self._ranks.send_command(raw))

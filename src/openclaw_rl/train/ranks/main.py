@@ -18,7 +18,16 @@ from openclaw_rl.methods.registry import make_method
 from openclaw_rl.settings import load as settings
 from openclaw_rl.settings.load import Config
 from openclaw_rl.train.ranks import rpc
-from openclaw_rl.train.ranks.rpc import ErrorReply, IdleCommand, LoadCommand, ReadyReply, RpcChannel, StepReply
+from openclaw_rl.train.ranks.rpc import (
+    ErrorReply,
+    IdleCommand,
+    LoadCommand,
+    LogprobsReply,
+    ReadyReply,
+    RpcChannel,
+    ScoreCommand,
+    StepReply,
+)
 
 if TYPE_CHECKING:
     from openclaw_rl.learner.distributed.process_group import ProcessGroup
@@ -84,6 +93,8 @@ def _serve_commands(trainer: LocalTrainer, world: ProcessGroup, link: RpcChannel
         if isinstance(command, LoadCommand):
             trainer.load(folder=command.folder, memory=command.memory)
             done: rpc.RankReply = ReadyReply()
+        elif isinstance(command, ScoreCommand):
+            done = LogprobsReply(trainer.score(command.samples))
         else:
             done = StepReply(trainer.step(command.samples, command.out))
         if link is not None:

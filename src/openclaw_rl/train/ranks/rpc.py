@@ -24,6 +24,7 @@ import numpy as np
 from openclaw_rl.common.frames import FrameDecoder, encode_frame
 from openclaw_rl.common.progress import progress_count, record_progress
 from openclaw_rl.methods.types import Sample, StepResult
+from openclaw_rl.types import Logprobs
 
 _POLL_SECONDS = 0.2  # seconds
 _PROGRESS_SECONDS = 1.0  # seconds between two reports
@@ -39,6 +40,10 @@ class StepCommand(msgspec.Struct, tag="step", frozen=True):
     out: str
 
 
+class ScoreCommand(msgspec.Struct, tag="score", frozen=True):
+    samples: list[Sample]
+
+
 class IdleCommand(msgspec.Struct, tag="idle", frozen=True):
     """Keep-alive, only from rank 0 to the other ranks."""
 
@@ -49,6 +54,10 @@ class ReadyReply(msgspec.Struct, tag="ready", frozen=True):
 
 class StepReply(msgspec.Struct, tag="done", frozen=True):
     result: StepResult
+
+
+class LogprobsReply(msgspec.Struct, tag="scores", frozen=True):
+    logprobs: list[Logprobs]
 
 
 class ErrorReply(msgspec.Struct, tag="refused", frozen=True):
@@ -62,8 +71,8 @@ class ProgressReply(msgspec.Struct, tag="progress", frozen=True):
     """Sent between a command and its reply while rank 0 makes progress."""
 
 
-RankCommand = LoadCommand | StepCommand | IdleCommand
-RankReply = ReadyReply | StepReply | ErrorReply
+RankCommand = LoadCommand | StepCommand | ScoreCommand | IdleCommand
+RankReply = ReadyReply | StepReply | LogprobsReply | ErrorReply
 
 
 def _to_bytes(value: Any) -> Any:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from openclaw_rl.common.assets import ASSETS
 from openclaw_rl.common.linear_regex import LinearPattern, PatternError
 from openclaw_rl.errors import ConfigError
 
@@ -20,6 +23,8 @@ _ROLES_OF_SPEAKER: Mapping[str, tuple[str, ...]] = {
 }
 _LANGUAGE_KEYS = ("when", "unless")
 _PATTERN_KEYS = (*_LANGUAGE_KEYS, "unless_reply")
+_WISH_KEYS = frozenset({"asked", "unless", "topics"})
+_SENTENCE_ENDS = re.compile(r"[.!?。！？\n]+")
 _EXPECTED_PATTERN = "text or a list of texts"
 
 
@@ -31,6 +36,10 @@ def _is_text_or_none(value: Any) -> bool:
     return value is None or _is_text(value)
 
 
+def _is_topic(value: Any) -> bool:
+    return isinstance(value, str) and all(value.partition("/")[::2])
+
+
 _RULE_KEYS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "name": (_is_text, "text"),
     "when": (_is_text, _EXPECTED_PATTERN),
@@ -39,6 +48,7 @@ _RULE_KEYS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "who": (lambda value: value in tuple(_ROLES_OF_SPEAKER), "user, tool or any"),
     "score": (lambda value: value in (None, 1, -1) and not isinstance(value, bool), "1, -1 or nothing"),
     "hint": (_is_text_or_none, "text"),
+    "topic": (lambda value: value is None or _is_topic(value), "subject/value, e.g. length/short"),
 }
 """Keys of a rule, each with a check of its value and a description of valid values."""
 
@@ -52,6 +62,7 @@ class Rule:
     who: str
     score: int | None
     hint: str | None
+    topic: str | None = None  # subject/value of the hint
     unless: LinearPattern | None = None
     unless_reply: LinearPattern | None = None
 
@@ -63,10 +74,25 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WishPatterns:
+    """Patterns of a wish for the reply to a message: a sentence in which `asked` and that of a topic are found."""
+
+    asked: LinearPattern
+    topics: Mapping[str, LinearPattern]
+    unless: LinearPattern | None = None
+
+    def find_topics(self, text: str) -> set[str]:
+        """Return the topics that are asked for."""
+        asked = [sentence for sentence in _SENTENCE_ENDS.split(text) if _is_found(self.asked, self.unless, sentence)]
+        return {topic for topic, pattern in self.topics.items() if any(map(pattern.matches, asked))}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RuleFile:
     """The rules of one file, and the patterns that recognise the messages of its language."""
 
     rules: tuple[Rule, ...]
+    wishes: WishPatterns | None = None
     when: LinearPattern | None = None
     unless: LinearPattern | None = None
 
@@ -75,9 +101,20 @@ class RuleFile:
         readable = [(role, text) for role, text in messages if _is_found(self.when, self.unless, text)]
         return [rule for rule in self.rules if rule.matches_any(readable, reply)] if readable else []
 
+    def wished_topics(self, text: str) -> set[str]:
+        """Return the topics that a message asks for in its own reply."""
+        if self.wishes is None or not _is_found(self.when, self.unless, text):
+            return set()
+        return self.wishes.find_topics(text)
+
 
 def _is_found(when: LinearPattern | None, unless: LinearPattern | None, text: str) -> bool:
     return (when is None or when.matches(text)) and not (unless is not None and unless.matches(text))
+
+
+def rules_path(path: str | Path | None) -> Path:
+    """Return the file or folder of the rules; of the shipped ones for None."""
+    return Path(path or ASSETS / "rules").expanduser()
 
 
 def load_rule_files(path: Path) -> tuple[tuple[RuleFile, ...], str]:
@@ -106,6 +143,7 @@ def load_rule_files(path: Path) -> tuple[tuple[RuleFile, ...], str]:
     return tuple(found), digest.hexdigest()[:8]
 
 
+@lru_cache(maxsize=32)
 def _parse_file(raw: str, source: str) -> RuleFile:
     try:
         tree = yaml.safe_load(raw)
@@ -117,7 +155,8 @@ def _parse_file(raw: str, source: str) -> RuleFile:
         got = tree.get("version") if isinstance(tree, dict) else type(tree).__name__
         raise ConfigError(f"{source}: expected a mapping with `version: 1`, got {got!r}")
     entries = tree.get("rules")
-    if set(tree) - {"parts", *_LANGUAGE_KEYS} != {"version", "rules"} or not isinstance(entries, list) or not entries:
+    required = set(tree) - {"parts", "wishes", *_LANGUAGE_KEYS}
+    if required != {"version", "rules"} or not isinstance(entries, list) or not entries:
         raise ConfigError(f"{source}: expected `version: 1` and a list `rules:`, got the keys {sorted(map(str, tree))}")
     parts = tree.get("parts", {})
     parts = {name: _join_list(value) for name, value in parts.items()} if isinstance(parts, dict) else parts
@@ -128,7 +167,30 @@ def _parse_file(raw: str, source: str) -> RuleFile:
         if not _is_text_or_none(value):
             raise ConfigError(f"{source}: `{key}`: expected {_EXPECTED_PATTERN}; got {value!r}")
         language[key] = _compile_pattern(value, f"{source}: `{key}`")
-    return RuleFile(rules=tuple(_parse_rules(entries, parts, source)), **language)
+    wishes = _parse_wishes(tree.get("wishes"), parts, f"{source}: `wishes`")
+    return RuleFile(rules=tuple(_parse_rules(entries, parts, source)), wishes=wishes, **language)
+
+
+def _parse_wishes(tree: Any, parts: Mapping[str, str], where: str) -> WishPatterns | None:
+    if tree is None:
+        return None
+    topics = tree.get("topics") if isinstance(tree, dict) else None
+    if not isinstance(topics, dict) or set(tree) - _WISH_KEYS or not all(map(_is_topic, topics)):
+        raise ConfigError(
+            f"{where}: expected `asked`, `topics` (subject/value: pattern) and maybe `unless`; got {tree!r}"
+        )
+    found = {key: _compile_wish(tree.get(key), parts, f"{where}: `{key}`") for key in ("asked", "unless")}
+    patterns = {topic: _compile_wish(value, parts, f"{where}: {topic}") for topic, value in topics.items()}
+    if found["asked"] is None or None in patterns.values():
+        raise ConfigError(f"{where}: `asked` and each topic: expected {_EXPECTED_PATTERN}")
+    return WishPatterns(asked=found["asked"], unless=found["unless"], topics=patterns)  # type: ignore[arg-type]
+
+
+def _compile_wish(value: Any, parts: Mapping[str, str], where: str) -> LinearPattern | None:
+    pattern = _fill_parts({"when": value}, parts)["when"]
+    if not _is_text_or_none(pattern):
+        raise ConfigError(f"{where}: expected {_EXPECTED_PATTERN}; got {value!r}")
+    return _compile_pattern(pattern, where)
 
 
 def _parse_rules(entries: Sequence[Any], parts: Mapping[str, str], source: str) -> Iterator[Rule]:
@@ -172,6 +234,8 @@ def _parse_rule(entry: Any, number: int, source: str) -> Rule:
         if not is_valid(value):
             raise ConfigError(f"{where}: `{key}`: expected {expected}; got {value!r}")
         where = f"{source}: rule {number} ({values['name'].strip()})"
+    if values["topic"] is not None and values["hint"] is None:
+        raise ConfigError(f"{where}: `topic` is of a hint; expected a `hint` beside it")
     if unknown := [key for key in entry if key not in _RULE_KEYS]:
         raise ConfigError(f"{where}: unknown key {unknown[0]!r}; expected {', '.join(_RULE_KEYS)}")
     if values["score"] is None and values["hint"] is None:

@@ -12,8 +12,9 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, select
 from sqlalchemy.dialects.sqlite import insert
 
-from openclaw_rl.common.rater_agreement import Kappa, cohens_kappa
+from openclaw_rl.common.statistics.rater_agreement import Kappa, cohens_kappa
 from openclaw_rl.store import schema as t
+from openclaw_rl.store.behaviour.observations import is_signal
 from openclaw_rl.store.rows import from_json, to_json
 from openclaw_rl.store.turns import VERDICT_PRECEDENCE, count_rows, count_unjudged
 from openclaw_rl.types import FinishReason, Kind, TurnState
@@ -65,8 +66,11 @@ def satisfaction_by_version(conn: Connection, versions: Sequence[int]) -> dict[i
 
 
 def _version_scores(conn: Connection, versions: Sequence[int]) -> list[tuple[int, int | None]]:
-    """Return (version, score of the current verdict) of each turn that has one."""
-    query = select(t.verdicts.c.turn, t.exchanges.c.version, t.verdicts.c.score)
+    """Return (version, score of the current verdict) of each turn that has one.
+
+    The score of a signal from behaviour counts as none: it is weak evidence, and nobody said that much.
+    """
+    query = select(t.verdicts.c.turn, t.exchanges.c.version, t.verdicts.c.score, t.verdicts.c.judge)
     query = query.join(t.turns, t.turns.c.id == t.verdicts.c.turn)
     query = (
         query.join(t.exchanges, t.exchanges.c.seq == t.turns.c.seq)
@@ -75,14 +79,15 @@ def _version_scores(conn: Connection, versions: Sequence[int]) -> list[tuple[int
     )
     first: dict[str, tuple[int, int | None]] = {}
     for row in conn.execute(query):
-        first.setdefault(row.turn, (row.version, row.score))
+        first.setdefault(row.turn, (row.version, None if is_signal(row.judge) else row.score))
     return list(first.values())
 
 
 def turns_by_version(conn: Connection, versions: Sequence[int]) -> dict[int, tuple[int, int]]:
-    """Return (turns that it was trained on, exchanges that it answered) of each version."""
+    """Return (turns that it was trained on, exchanges that it answered, without practice) of each version."""
     used = count_rows(conn, t.uses.c.policy, t.uses.c.policy.in_(versions))
-    served = count_rows(conn, t.exchanges.c.version, t.exchanges.c.version.in_(versions))
+    of_people = t.exchanges.c.kind.is_distinct_from(Kind.PRACTICE.value)
+    served = count_rows(conn, t.exchanges.c.version, t.exchanges.c.version.in_(versions), of_people)
     return {version: (used.get(version, 0), served.get(version, 0)) for version in versions}
 
 
@@ -90,6 +95,7 @@ def _of_versions(versions: Sequence[int]) -> tuple[ColumnElement[bool], ...]:
     return (
         t.exchanges.c.version.in_(list(versions)),
         t.exchanges.c.origin.is_(None),
+        t.exchanges.c.episode.is_(None),  # what satisfies people
         t.equals_literal(t.turns.c.kind, Kind.MAIN),
     )
 
@@ -122,14 +128,24 @@ def judge_user_pairs(conn: Connection) -> dict[str, list[tuple[int, int]]]:
 
 
 def judge_user_agreement(conn: Connection) -> tuple[int, int]:
-    """Return (pairs of `judge_user_pairs` with equal scores, all pairs)."""
-    pairs = [pair for found in judge_user_pairs(conn).values() for pair in found]
+    """Return (pairs of `judge_user_pairs` with equal scores, all pairs), without those of signals."""
+    pairs = [pair for judge, found in judge_user_pairs(conn).items() if not is_signal(judge) for pair in found]
     return sum(judge == user for judge, user in pairs), len(pairs)
 
 
 def training_kappa(pairs: Sequence[tuple[int, int]]) -> Kappa | None:
     """Return the kappa of the verdicts that train: a judge's 0, which trains nothing, counts as abstaining."""
     return cohens_kappa([(judge, user) for judge, user in pairs if judge])
+
+
+def kappa_by_judge(conn: Connection) -> dict[str, Kappa]:
+    """Return `training_kappa` of each judge and signal, without signals that gave all scored turns the same score."""
+    found = {}
+    for judge, pairs in judge_user_pairs(conn).items():
+        kappa = training_kappa(pairs)
+        if kappa is not None and (not is_signal(judge) or len({score for score, _ in pairs}) > 1):
+            found[judge] = kappa
+    return found
 
 
 def is_below_kappa(pairs: Sequence[tuple[int, int]], min_kappa: float) -> bool:
@@ -144,11 +160,18 @@ def is_below_kappa(pairs: Sequence[tuple[int, int]], min_kappa: float) -> bool:
     return kappa is not None and kappa.low <= min_kappa
 
 
+def _is_rare(judge: str, pairs: Sequence[tuple[int, int]]) -> bool:
+    """Return whether a signal occurred, or was absent, too seldom to be measured; its absence is a score, too."""
+    scores = Counter(score for score, _ in pairs)
+    return is_signal(judge) and min(scores[1], scores[-1]) < MIN_PAIRS_EACH
+
+
 def update_untrusted_judges(conn: Connection, min_kappa: float) -> tuple[set[str], set[str]]:
     """Store which judges' verdicts are not trained on; none with a `min_kappa` of -1. Returns (before, now)."""
     before, now = untrusted_judges(conn), set[str]()
     if min_kappa > -1:
-        now = {judge for judge, pairs in judge_user_pairs(conn).items() if is_below_kappa(pairs, min_kappa)}
+        measured = {judge: pairs for judge, pairs in judge_user_pairs(conn).items() if not _is_rare(judge, pairs)}
+        now = {judge for judge, pairs in measured.items() if is_below_kappa(pairs, min_kappa)}
     if before != now:
         row = {"key": _UNTRUSTED_KEY, "value": to_json(sorted(now))}
         statement = insert(t.meta).values(row)

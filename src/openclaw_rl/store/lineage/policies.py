@@ -12,31 +12,37 @@ from typing import Any
 from sqlalchemy import Connection, Row, bindparam, func, insert, select, update
 
 from openclaw_rl.common.policy_digest import ADAPTER_CONFIG, TRAINER_FILES, find_damage
-from openclaw_rl.errors import IdentityMismatch, ModelError, StaleLease, StoreError
-from openclaw_rl.store import events, leases
+from openclaw_rl.errors import IdentityMismatch, ModelError, StaleLease
+from openclaw_rl.store import events, leases, turn_states
 from openclaw_rl.store import schema as t
 from openclaw_rl.store.bootstrap import POLICIES_FOLDER
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.lessons import lessons
+from openclaw_rl.store.lineage import policy_marks
+from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME, head_version, move_head, read_heads
+from openclaw_rl.store.lineage.training_queue import ancestors
 from openclaw_rl.store.rows import from_row, numbers_to_json, policy_from_row, to_json, to_row
-from openclaw_rl.store.training_queue import ancestors
+from openclaw_rl.store.turns import count_rows
 from openclaw_rl.types import Lease, Policy, PolicyState, Use
 
 log = logging.getLogger("openclaw_rl.store")
-HEAD_NAME = "default"
 SERVED_CURSOR = "served version"
 """Name of the cursor at the version that the gateway serves."""
 
 REMOVED_REASON = "its files were removed to save space (train.checkpoint.keep_versions)"
 
 _get = select(t.policies).where(t.policies.c.version == bindparam("version"))
-_head = select(t.policies).join(t.heads, t.heads.c.version == t.policies.c.version).where(t.heads.c.name == HEAD_NAME)
 _insert_policy, _insert_use = insert(t.policies), insert(t.uses)
-_move_head = update(t.heads).where(t.heads.c.name == HEAD_NAME).values(version=bindparam("to"))
 _count_use = update(t.turns).where(t.turns.c.id == bindparam("used")).values(uses=t.turns.c.uses + 1)
 _mark_rolled_back = (
     update(t.policies)
     .where(t.policies.c.version.in_(bindparam("versions", expanding=True)))
     .values(state=PolicyState.ROLLED_BACK.value, reason=bindparam("why"))
+)
+_mark_live = (
+    update(t.policies)
+    .where(t.policies.c.version.in_(bindparam("versions", expanding=True)))
+    .values(state=PolicyState.LIVE.value, reason=None)
 )
 _set_files = update(t.policies).where(t.policies.c.version == bindparam("of")).values(files=bindparam("new_files"))
 _set_damage = update(t.policies).where(t.policies.c.version == bindparam("of")).values(damage=bindparam("found"))
@@ -56,8 +62,8 @@ def ensure_root(conn: Connection, *, base: str, identity: str, at: float) -> Pol
             identity=identity,
             created_at=at,
         )
-        _insert_with_uses(conn, root, (), PolicyState.LIVE)
-        conn.execute(insert(t.heads), {"name": HEAD_NAME, "version": 0})
+        insert_version(conn, root, (), PolicyState.LIVE)
+        move_head(conn, DEFAULT_NAME, 0)
     if root.identity != identity:
         raise IdentityMismatch(
             f"this store belongs to {root.base} (identity {root.identity[:12]}), but the model is now {base} "
@@ -67,15 +73,14 @@ def ensure_root(conn: Connection, *, base: str, identity: str, at: float) -> Pol
     return root
 
 
-def head(conn: Connection) -> Policy:
-    """Return the version that answers new requests. Raises `StoreError` before `ensure_root`."""
-    row = conn.execute(_head).one_or_none()
-    if row is None:
-        raise StoreError(
-            "the store has no policy version yet. The gateway and the trainer write version 0 when they start: run "
-            "`openclaw-rl up`, or wait until it has started"
-        )
-    return _read_policy(conn, row)
+def head(conn: Connection, name: str = DEFAULT_NAME) -> Policy:
+    """Return the version that answers new requests to a policy, with the policy's name.
+
+    It may be the shared parent, which is another policy's version. Raises `StoreError` before `ensure_root`.
+    """
+    found = get(conn, head_version(read_heads(conn), name))
+    assert found is not None, "heads are versions"
+    return replace(found, name=name)
 
 
 def get(conn: Connection, version: int) -> Policy | None:
@@ -100,14 +105,28 @@ def lineage(conn: Connection, version: int) -> list[int]:
     return list(conn.execute(select(line.c.version).order_by(line.c.version.desc())).scalars())
 
 
+def newest_of_each(conn: Connection, count: int) -> list[int]:
+    """Return the newest `count` live versions of each policy, and all heads."""
+    age = func.row_number().over(partition_by=t.policies.c.name, order_by=t.policies.c.version.desc()).label("age")
+    live = select(t.policies.c.version, age).where(t.policies.c.state == PolicyState.LIVE.value).subquery()
+    newest = conn.execute(select(live.c.version).where(live.c.age <= count)).scalars()
+    return sorted({*newest, *read_heads(conn).values()})
+
+
 def next_version(conn: Connection) -> int:
     """Return the lowest number above all versions, including rejected ones."""
     return int(conn.execute(select(func.coalesce(func.max(t.policies.c.version), 0))).scalar_one()) + 1
 
 
+def count_by_state(conn: Connection) -> dict[PolicyState, int]:
+    """Return the number of versions in each state that has any."""
+    return {PolicyState(state): n for state, n in count_rows(conn, t.policies.c.state).items()}
+
+
 def uses_of_version(conn: Connection, version: int) -> list[Use]:
-    """Return the uses of turns by `version`."""
-    rows = conn.execute(select(t.uses).where(t.uses.c.policy == version).order_by(t.uses.c.turn))
+    """Return the uses of turns by `version`, in the order of its batch."""
+    u = t.uses.c
+    rows = conn.execute(select(u.policy, u.turn, u.number).where(u.policy == version).order_by(u.place, u.turn))
     return [from_row(Use, row) for row in rows]
 
 
@@ -119,19 +138,21 @@ def versions_with_turn(conn: Connection, turn: str) -> list[int]:
 def publish(
     conn: Connection, lease: Lease, policy: Policy, uses: Sequence[Use], now: float, *, lease_now: float | None = None
 ) -> None:
-    """Insert the policy as LIVE with its uses, move the head to it, and append the event "policy.live".
+    """Insert the policy as LIVE with its uses, move its head to it, and append the event "policy.live".
 
     `now`: seconds since the epoch; `lease_now`: by the clock of the lease, default `now`.
 
-    Raises `StaleLease` if the lease is lost or expired, or if the head is no longer the policy's parent;
-    `ValueError` for a use of another policy, or a use number that is not the turn's next.
+    Raises `StaleLease` if the lease is lost or expired, if the head is no longer the policy's parent, or if one of the
+    turns was taken back since; `ValueError` for a use of another policy, or a use number that is not the turn's next.
     """
     leases.check(conn, lease, now if lease_now is None else lease_now)
-    current = head(conn).version
+    current = head(conn, policy.name).version
     if current != policy.parent:
         raise StaleLease(f"policy {policy.version} has parent {policy.parent}, but the head is now {current}.")
-    _insert_with_uses(conn, policy, uses, PolicyState.LIVE)
-    conn.execute(_move_head, {"to": policy.version})
+    if undone := turn_states.taken_back(conn, [use.turn for use in uses]):
+        raise StaleLease(f"turns of policy {policy.version} were taken back during the step: {', '.join(undone)}")
+    insert_version(conn, policy, uses, PolicyState.LIVE)
+    move_head(conn, policy.name, policy.version)
     data = {"parent": policy.parent, "turns": len(uses)}
     events.append(conn, "policy.live", str(policy.version), data, now)
 
@@ -144,25 +165,60 @@ def reject(
     Arguments and errors are those of `publish`, except for a moved head.
     """
     leases.check(conn, lease, now if lease_now is None else lease_now)
-    _insert_with_uses(conn, policy, uses, PolicyState.REJECTED)
+    insert_version(conn, policy, uses, PolicyState.REJECTED)
     events.append(conn, "policy.rejected", str(policy.version), {"reason": policy.reason}, now)
 
 
-def roll_back(conn: Connection, *, to: int, reason: str, at: float) -> Policy:
-    """Move the head back to `to`, mark its descendants up to the old head as ROLLED_BACK; event "policy.rolled_back".
+def roll_back(
+    conn: Connection, *, to: int, reason: str, at: float, automatic: bool = False, name: str = DEFAULT_NAME
+) -> Policy:
+    """Move a policy's head back to `to`, and append "policy.rolled_back".
 
-    Raises `ValueError` if `to` is not an ancestor of the head.
+    The versions up to the old head that are on no head's lineage any more become ROLLED_BACK. `automatic`: the
+    satisfaction watch asked for it. Raises `ValueError` if `to` is not an ancestor of the head.
     """
-    line = lineage(conn, head(conn).version)
-    if to not in line or to == line[0]:
+    line = lineage(conn, head(conn, name).version)
+    if to not in line[1:]:
         raise ValueError(f"roll back to {to}: expected an ancestor of the head {line[0]}, one of {line[1:]}")
     undone = line[: line.index(to)]
-    conn.execute(_mark_rolled_back, {"versions": undone, "why": reason})
-    conn.execute(_move_head, {"to": to})
-    events.append(conn, "policy.rolled_back", str(to), {"versions": undone, "reason": reason}, at)
+    _leave_versions(conn, name, line[0], to, undone, reason, automatic, at)
+    data = {"versions": undone, "reason": reason, "automatic": automatic}
+    events.append(conn, "policy.rolled_back", str(to), data, at)
     found = get(conn, to)
     assert found is not None, f"version {to} is in the lineage"
     return found
+
+
+def promote(conn: Connection, *, to: int, reason: str, at: float) -> None:
+    """Make `to`, which is not on the lineage of its policy's head, that head; event "policy.promoted".
+
+    `to` and its ancestors become LIVE. The versions that leave the head's lineage become ROLLED_BACK with `reason`.
+    Raises `ValueError` if `to` is unknown or on the head's lineage.
+    """
+    found, new_line = get(conn, to), lineage(conn, to)
+    name = DEFAULT_NAME if found is None else found.name
+    old_line = lineage(conn, head(conn, name).version)
+    if found is None or to in old_line:
+        raise ValueError(f"promote {to}: expected a version that is not on the lineage of the head {old_line[0]}")
+    left = [version for version in old_line if version not in new_line]
+    _leave_versions(conn, name, old_line[0], to, left, reason, False, at)
+    conn.execute(_mark_live, {"versions": [version for version in new_line if version not in old_line]})
+    events.append(conn, "policy.promoted", str(to), {"versions": left, "reason": reason}, at)
+
+
+def _leave_versions(
+    conn: Connection, name: str, old: int, to: int, left: list[int], reason: str, automatic: bool, at: float
+) -> None:
+    """Move the head from `old` to `to`, and mark the versions that are on no lineage any more as rolled back.
+
+    The weights of `to` do not follow the lessons that were learned by those versions.
+    """
+    move_head(conn, name, to)
+    others = {version for current in set(read_heads(conn).values()) for version in lineage(conn, current)}
+    gone = [version for version in left if version not in others]
+    conn.execute(_mark_rolled_back, {"versions": gone, "why": reason})
+    lessons.unlearn_versions(conn, gone)
+    policy_marks.record_head_move(conn, name, old=old, to=to, left=left, reason=reason, automatic=automatic, at=at)
 
 
 # --------------------------------------------------------------------------------------------------- files on the disk
@@ -217,20 +273,22 @@ def _record_damage(conn: Connection, policy: Policy, damage: str | None, at: flo
         return
     log.error("version %d is damaged: %s", policy.version, damage)
     events.append(conn, "policy.damaged", str(policy.version), {"damage": damage}, at)
-    current = head(conn)
-    sound = next(version for version in lineage(conn, current.version) if _is_usable(get(conn, version)))
-    if sound != current.version:
-        log.error("the head moves back from version %d to version %d", current.version, sound)
-        roll_back(conn, to=sound, reason=f"version {policy.version} is damaged: {damage}", at=at)
+    for name, current in read_heads(conn).items():
+        sound = next(version for version in lineage(conn, current) if _is_usable(get(conn, version)))
+        if sound == current:
+            continue
+        of = "" if name == DEFAULT_NAME else f" of the policy {name!r}"
+        log.error("the head%s moves back from version %d to version %d", of, current, sound)
+        roll_back(conn, to=sound, reason=f"version {policy.version} is damaged: {damage}", at=at, name=name)
 
 
 def _is_usable(policy: Policy | None) -> bool:
     return policy is not None and policy.damage is None and not is_removed(policy)
 
 
-def rollback_targets(conn: Connection) -> list[int]:
-    """Return the ancestors of the head that can become the head again, newest first; at least version 0."""
-    line = set(lineage(conn, head(conn).version)[1:])
+def rollback_targets(conn: Connection, name: str = DEFAULT_NAME) -> list[int]:
+    """Return the ancestors of a policy's head that can become its head again, newest first."""
+    line = set(lineage(conn, head(conn, name).version)[1:])
     return [policy.version for policy in reversed(list_all(conn)) if policy.version in line and _is_usable(policy)]
 
 
@@ -249,14 +307,15 @@ def damage_reports(conn: Connection) -> list[str]:
     ]
 
 
-def _insert_with_uses(conn: Connection, policy: Policy, uses: Sequence[Use], state: PolicyState) -> None:
+def insert_version(conn: Connection, policy: Policy, uses: Sequence[Use], state: PolicyState) -> None:
+    """Insert a version in `state` with its uses. Raises `ValueError` for a wrong use."""
     values = {name: numbers_to_json(getattr(policy, name)) for name in ("memory", "metrics", "files")}
     path = _stored_path(_home_of(conn), policy.path)
     conn.execute(_insert_policy, to_row(t.policies, policy, state=state.value, path=path, **values))
     if not uses:
         return
     _check_uses(conn, policy, uses)
-    conn.execute(_insert_use, [to_row(t.uses, use) for use in uses])
+    conn.execute(_insert_use, [to_row(t.uses, use, place=place) for place, use in enumerate(uses)])
     conn.execute(_count_use, [{"used": u.turn} for u in uses])
 
 

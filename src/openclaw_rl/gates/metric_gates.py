@@ -1,4 +1,4 @@
-"""The gates that a candidate must pass to become the head. Pure. A new gate is a function and an entry in `GATES`."""
+"""The gates over the metrics of a step. Pure. A new one is a function and an entry in `GATES`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,12 @@ REQUIRED_METRICS = ("loss/total", "gradient/norm", "kl", "kl/step")
 
 
 def metrics_are_finite(metrics: Metrics, train: TrainConfig) -> str | None:
-    """Every metric must be a finite number, and the required ones must exist; the other gates rely on it."""
-    for name in (*REQUIRED_METRICS, *metrics):
+    """Every metric must be a finite number, and the required ones must exist, but from another program.
+
+    The other gates bound what there is.
+    """
+    required = REQUIRED_METRICS if train.trainer == "local" else ()
+    for name in (*required, *metrics):
         value = metrics.get(name)
         if value is None or not math.isfinite(value):
             return f"{name} is {value}, expected a finite number"
@@ -25,7 +29,7 @@ def metrics_are_finite(metrics: Metrics, train: TrainConfig) -> str | None:
 
 def gradient_is_bounded(metrics: Metrics, train: TrainConfig) -> str | None:
     """`train.safety.gate_grad_norm` bounds the gradient norm before clipping."""
-    norm, limit = metrics["gradient/norm"], train.safety.gate_grad_norm
+    norm, limit = metrics.get("gradient/norm", 0.0), train.safety.gate_grad_norm
     return f"gradient norm {norm:.3g} is above train.safety.gate_grad_norm {limit:g}" if norm > limit else None
 
 
@@ -34,7 +38,7 @@ def stays_near_base(metrics: Metrics, train: TrainConfig) -> str | None:
 
     A step that reduces that KL passes anyway: otherwise a policy beyond the bound could never return within it.
     """
-    kl, limit = metrics["kl"], train.safety.gate_kl
+    kl, limit = metrics.get("kl", 0.0), train.safety.gate_kl
     if kl <= limit or kl < metrics.get("kl/before", 0.0):
         return None
     return f"KL to the base {kl:.3g} nats per token is above train.safety.gate_kl {limit:g}"
@@ -42,7 +46,7 @@ def stays_near_base(metrics: Metrics, train: TrainConfig) -> str | None:
 
 def step_is_small(metrics: Metrics, train: TrainConfig) -> str | None:
     """`train.safety.max_step_kl` bounds the KL of the step, after the trainer has halved it as often as it may."""
-    moved, limit = metrics["kl/step"], train.safety.max_step_kl
+    moved, limit = metrics.get("kl/step", 0.0), train.safety.max_step_kl
     if moved <= limit:
         return None
     return (
@@ -55,6 +59,6 @@ GATES: tuple[Gate, ...] = (metrics_are_finite, gradient_is_bounded, stays_near_b
 """They run in this order; the first refusal counts."""
 
 
-def rejection_reason(metrics: Metrics, train: TrainConfig) -> str | None:
-    """Return why the first gate refuses these step metrics; None if they pass all gates."""
-    return next((reason for gate in GATES if (reason := gate(metrics, train))), None)
+def rejection_reason(metrics: Metrics, train: TrainConfig, *, bounded: bool = True) -> str | None:
+    """Return why the first gate refuses these step metrics; None if they pass. `bounded`: False: finite is enough."""
+    return next((reason for gate in (GATES if bounded else GATES[:1]) if (reason := gate(metrics, train))), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
@@ -11,9 +12,13 @@ from sqlalchemy import CTE, ColumnElement, Connection, Row, ScalarSelect, Select
 from openclaw_rl.errors import DamagedRow
 from openclaw_rl.store import exchanges, turns
 from openclaw_rl.store import schema as t
+from openclaw_rl.store.behaviour.observations import is_signal
+from openclaw_rl.store.episodes.credit import episode_steps, groups_before_judge, with_group
+from openclaw_rl.store.lessons import lessons
+from openclaw_rl.store.lineage.policy_names import OwnerFilter
+from openclaw_rl.store.lineage.version_stats import untrusted_judges
 from openclaw_rl.store.rows import turn_from_row
-from openclaw_rl.store.version_stats import untrusted_judges
-from openclaw_rl.types import Exchange, JudgedTurn, Kind, PolicyState, TurnState, Use
+from openclaw_rl.types import EpisodeStep, Exchange, JudgedTurn, Kind, PolicyState, TurnState, Use
 
 MAX_REJECTED_USES = 2
 """A turn that this many rejected candidates used is not replayed again."""
@@ -27,32 +32,66 @@ def ancestors(version: int) -> CTE:
 
 
 def trainable_turns(
-    conn: Connection, *, head: int, limit: int, max_uses: int, need_score: bool, need_hint: bool
+    conn: Connection,
+    *,
+    head: int,
+    limit: int,
+    max_uses: int,
+    need_score: bool,
+    need_hint: bool,
+    owner: OwnerFilter | None = None,
 ) -> list[JudgedTurn]:
     """Return fresh judged turns with a signal for the method, oldest first; with both needs either signal suffices.
+
+    Turns of episodes are for methods with neither need alone (`trainable_groups`).
 
     Fresh means that neither the head nor an ancestor used the turn. Policies that were rolled back may have used it, at
     most `max_uses` times, and damaged ones any number of times. Rejected ones may have used it, too, if all rejected
     batches with the turn differ in size: trying ever smaller batches finds out whether this turn makes them fail. A
     reply cut at its token limit has only hints as a signal, no score. Verdicts of a judge that is not trusted
-    (`version_stats.untrusted_judges`) train nothing, except a person's correction that became their hint. Raises
-    `DamagedRow`.
+    (`version_stats.untrusted_judges`) train nothing, except a person's correction that became their hint. `owner`: only
+    turns of this agent, user or key. Raises `DamagedRow`.
     """
-    found = _trainable_queries(conn, head, max_uses, need_score, need_hint)
+    found = _trainable_queries(conn, head, max_uses, need_score, need_hint, owner)
     return _load_by_age(conn, [query.order_by(t.turns.c.seq).limit(limit) for query in found], limit)
 
 
-def count_trainable(conn: Connection, *, head: int, max_uses: int, need_score: bool, need_hint: bool) -> int:
+def trainable_groups(
+    conn: Connection, *, head: int, limit: int, max_uses: int, owner: OwnerFilter | None = None
+) -> list[list[JudgedTurn]]:
+    """Return the fresh turns of complete groups of episodes, oldest group first; at most `limit` groups.
+
+    Fresh as in `trainable_turns`. A group with a turn that still waits for the judge is left out. Raises `DamagedRow`.
+    """
+    queries = [with_group(query) for query in _trainable_queries(conn, head, max_uses, False, False, owner)]
+    rows = sorted({(row.seq, row.id, row.group_id) for query in queries for row in conn.execute(query)})
+    waiting = groups_before_judge(conn)
+    found: dict[str, list[str]] = {}
+    for _, id_, group in rows:
+        if group not in waiting:
+            found.setdefault(group, []).append(id_)
+    return [load_judged_turns(conn, ids) for ids in list(found.values())[:limit]]
+
+
+def count_trainable(
+    conn: Connection,
+    *,
+    head: int,
+    max_uses: int,
+    need_score: bool,
+    need_hint: bool,
+    owner: OwnerFilter | None = None,
+) -> int:
     """Return the number of turns that `trainable_turns` finds without a limit."""
-    found = _trainable_queries(conn, head, max_uses, need_score, need_hint)
+    found = _trainable_queries(conn, head, max_uses, need_score, need_hint, owner)
     return sum(conn.execute(select(func.count()).select_from(query.subquery())).scalar_one() for query in found)
 
 
 def _trainable_queries(
-    conn: Connection, head: int, max_uses: int, need_score: bool, need_hint: bool
+    conn: Connection, head: int, max_uses: int, need_score: bool, need_hint: bool, owner: OwnerFilter | None
 ) -> list[Select[tuple[int, str]]]:
     """Return the queries for turns that no version used, and for those that only versions off the lineage used."""
-    line, ready = ancestors(head), _ready_turns(conn, need_score, need_hint)
+    line, ready = ancestors(head), _ready_turns(conn, need_score, need_hint, owner)
     counted = t.turns.c.uses - _count_uses_by(_rejected_or_damaged_versions()) <= max_uses
     again = ready.where(
         t.turns.c.uses >= 1, _used_off_lineage(line), counted, _uses_on_lineage(line) == 0, _has_distinct_batch_sizes()
@@ -69,6 +108,7 @@ def replay_turns(
     need_score: bool,
     need_hint: bool,
     skip: Collection[str] = (),
+    owner: OwnerFilter | None = None,
 ) -> list[JudgedTurn]:
     """Return the newest judged turns that the head or its ancestors used, but fewer than `max_uses` times.
 
@@ -76,7 +116,7 @@ def replay_turns(
     most `max_uses` in total, and fewer than `MAX_REJECTED_USES` by rejected candidates. Raises `DamagedRow`.
     """
     line = ancestors(head)
-    newest = _ready_turns(conn, need_score, need_hint).where(t.turns.c.id.not_in(list(skip)))
+    newest = _ready_turns(conn, need_score, need_hint, owner).where(t.turns.c.id.not_in(list(skip)))
     newest = newest.order_by(t.turns.c.seq.desc()).limit(limit)
     once = newest.where(t.turns.c.uses.between(1, max_uses - 1), _uses_on_lineage(line) == t.turns.c.uses)
     tried = newest.where(
@@ -85,6 +125,55 @@ def replay_turns(
         _count_uses_by(_rejected_versions()) < MAX_REJECTED_USES,
     )
     return _load_by_age(conn, [once, tried.where(_uses_on_lineage(line).between(1, max_uses - 1))], -limit)
+
+
+def held_out_turns(conn: Connection, *, version: int, limit: int, owner: OwnerFilter | None = None) -> list[JudgedTurn]:
+    """Return the newest turns that were scored +1 or -1 and that `version` was not trained on, newest first.
+
+    Only whole replies of main traffic with token ids count, scored by a person or a trusted judge. Damaged rows are
+    left out, and turns whose prompts were asked again in practice that `version` was trained on. So are turns from
+    before a change of taste, when other replies were liked; and, for a version that practised a lesson, turns from
+    before its first word. `owner`: only turns of this agent, user or key.
+    """
+    used = select(t.uses.c.turn).where(t.uses.c.policy == version)
+    asked_again = select(t.practice_turns.c.source).where(t.practice_turns.c.turn.in_(used))
+    beside = and_(t.turns.c.id.not_in(used), t.turns.c.id.not_in(asked_again))
+    scored = [signal for signal in (1, 2, 3) if signal & turns.SCORE_SIGNAL]
+    query = select(t.turns.c.id).where(
+        t.equals_literal(t.turns.c.state, TurnState.JUDGED),
+        t.equals_literal(t.turns.c.kind, Kind.MAIN),
+        t.turns.c.signal.in_(scored),
+        beside,
+        *(() if owner is None else (owner.condition(),)),
+    )
+    found: list[JudgedTurn] = []
+    contrary, untold = lessons.last_contrary_turns(conn), lessons.first_words_of_practice(conn, version)
+    for turn in conn.execute(query.order_by(t.turns.c.seq.desc()).limit(2 * limit)).scalars():
+        with contextlib.suppress(DamagedRow):
+            item = load_judged_turns(conn, [turn])[0]
+            reply = item.exchange.reply
+            person = item.exchange.request.scope, item.exchange.request.agent
+            if is_signal(item.verdict.judge) or item.exchange.seq <= max(
+                contrary.get(person, 0), untold.get(person, 0)
+            ):
+                continue
+            if item.verdict.score and reply is not None and len(reply.response_ids):
+                found.append(item)
+        if len(found) >= limit:
+            break
+    return found
+
+
+def fresh_turns_of(conn: Connection, *, version: int, head: int) -> list[JudgedTurn]:
+    """Return the turns that `version` was trained on and that neither the head nor an ancestor of it was, oldest first.
+
+    Raises `DamagedRow`.
+    """
+    line = ancestors(head)
+    own = select(t.uses.c.turn).where(t.uses.c.policy == version)
+    earlier = select(t.uses.c.turn).where(t.uses.c.policy.in_(select(line.c.version)))
+    query = select(t.turns.c.id).where(t.turns.c.id.in_(own), t.turns.c.id.not_in(earlier))
+    return load_judged_turns(conn, list(conn.execute(query).scalars()))
 
 
 def last_rejections(conn: Connection, ids: Collection[str]) -> dict[str, tuple[int, int]]:
@@ -104,15 +193,20 @@ def next_uses(conn: Connection, version: int, ids: Collection[str]) -> list[Use]
     return [Use(policy=version, turn=row.id, number=row.uses + 1) for row in rows]
 
 
-def _ready_turns(conn: Connection, need_score: bool, need_hint: bool) -> Select[tuple[int, str]]:
+def _ready_turns(
+    conn: Connection, need_score: bool, need_hint: bool, owner: OwnerFilter | None
+) -> Select[tuple[int, str]]:
     wanted = [s for s in (1, 2, 3) if (need_score and s & turns.SCORE_SIGNAL) or (need_hint and s & turns.HINT_SIGNAL)]
+    has_judge = need_score or need_hint
     ready = select(t.turns.c.seq, t.turns.c.id).where(
         t.equals_literal(t.turns.c.state, TurnState.JUDGED),
         t.turns.c.untrainable.is_(None),
         t.equals_literal(t.turns.c.kind, Kind.MAIN),
-        t.turns.c.signal.in_(wanted),
+        t.turns.c.signal.in_(wanted if has_judge else [turns.EPISODE_SIGNAL]),
     )
-    untrusted = untrusted_judges(conn)
+    if owner is not None:
+        ready = ready.where(owner.condition())
+    untrusted = untrusted_judges(conn) if has_judge else ()
     return ready.where(_has_trusted_signal(untrusted, need_hint)) if untrusted else ready
 
 
@@ -164,20 +258,25 @@ def _count_uses_by(versions: Select[tuple[int]]) -> ScalarSelect[int]:
 def _load_by_age(conn: Connection, queries: list[Select[tuple[int, str]]], limit: int) -> list[JudgedTurn]:
     """Load the turns that the queries find, oldest first: the oldest `limit`, or the newest `-limit` if negative."""
     ids = sorted({(row.seq, row.id) for query in queries for row in conn.execute(query)})
-    return _load_judged_turns(conn, [id_ for _, id_ in (ids[:limit] if limit >= 0 else ids[limit:])])
+    return load_judged_turns(conn, [id_ for _, id_ in (ids[:limit] if limit >= 0 else ids[limit:])])
 
 
-def _load_judged_turns(conn: Connection, ids: list[str]) -> list[JudgedTurn]:
+def load_judged_turns(conn: Connection, ids: list[str]) -> list[JudgedTurn]:
+    """Return the turns, oldest first. Raises `DamagedRow`."""
     found = exchanges.get_many(conn, ids)
     rows = conn.execute(select(t.turns).where(t.turns.c.id.in_(ids)).order_by(t.turns.c.seq))
     untrusted = untrusted_judges(conn)
-    return [_judged_turn(conn, row, found[row.id], untrusted) for row in rows]
+    episodes = episode_steps(conn, ids, untrusted)
+    return [_judged_turn(conn, row, found[row.id], untrusted, episodes.get(row.id)) for row in rows]
 
 
-def _judged_turn(conn: Connection, row: Row[Any], exchange: Exchange, untrusted: Collection[str]) -> JudgedTurn:
+def _judged_turn(
+    conn: Connection, row: Row[Any], exchange: Exchange, untrusted: Collection[str], episode: EpisodeStep | None
+) -> JudgedTurn:
     verdict = turns.current_verdict(conn, row.id)
     if verdict is None:
         raise DamagedRow(row.id, "it is judged and has no verdict")
     if verdict.judge in untrusted:
         verdict = replace(verdict, score=None)
-    return JudgedTurn(exchange=exchange, turn=turn_from_row(row), verdict=verdict, earlier_uses=row.uses)
+    turn = turn_from_row(row)
+    return JudgedTurn(exchange=exchange, turn=turn, verdict=verdict, earlier_uses=row.uses, episode=episode)

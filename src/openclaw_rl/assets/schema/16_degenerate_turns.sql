@@ -1,0 +1,2 @@
+-- Find degenerate replies without reading all turns.
+CREATE INDEX turns_degenerate ON turns (seq) WHERE cause = 'degenerate';

@@ -1,0 +1,155 @@
+"""`openclaw-rl policies`: list, compare and move policy versions."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import click
+
+from openclaw_rl.cli.load_config import load_config
+from openclaw_rl.cli.rollback import run_rollback
+from openclaw_rl.common.printable import echo
+from openclaw_rl.errors import OpenClawError
+from openclaw_rl.settings.cli_options import home_options
+from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME
+
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+_version_argument = click.argument("version", type=click.IntRange(min=0))
+
+
+@click.group("policies")
+def policy_commands() -> None:
+    """List, compare and move policy versions."""
+
+
+policy_commands.add_command(run_rollback)
+
+
+@policy_commands.command("list")
+@click.option(
+    "--limit", type=click.IntRange(min=1), metavar="NUMBER", default=30, show_default=True, help="Versions at most."
+)
+@click.option("--policy", "name", metavar="NAME", help="Only versions of this policy (policy.per), e.g. agent:coder.")
+@_json_option
+@home_options
+def list_policies(limit: int, name: str | None, as_json: bool, **options: Any) -> None:
+    """List the newest versions. Prints state, time, turns, and how satisfied people were with each."""
+    from openclaw_rl.status.policy_report import show_policies
+
+    show_policies(load_config(**options), limit, name=name, as_json=as_json)
+
+
+@policy_commands.command("show")
+@_version_argument
+@_json_option
+@home_options
+def show_version(version: int, as_json: bool, **options: Any) -> None:
+    """Show one version. Prints its parent, its metrics, and the turns that it was trained on."""
+    from openclaw_rl.status.inspect import show_policy
+
+    show_policy(load_config(**options), version, as_json=as_json)
+
+
+@policy_commands.command("diff")
+@_version_argument
+@click.argument("other", type=click.IntRange(min=0))
+@_json_option
+@home_options
+def diff_versions(version: int, other: int, as_json: bool, **options: Any) -> None:
+    """Compare two versions. Prints metrics and changed answers to the probes of the gate side by side."""
+    from openclaw_rl.status.policy_report import show_difference
+
+    show_difference(load_config(**options), version, other, as_json=as_json)
+
+
+@policy_commands.command("promote")
+@_version_argument
+@click.option("--learn-again", is_flag=True, help="Train on the turns of the versions that are left again.")
+@click.option("--reason", help="Reason for `policies list` to show. [default: version VERSION was promoted by hand]")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@home_options
+def promote_version(version: int, learn_again: bool, reason: str | None, yes: bool, **options: Any) -> None:
+    """Make VERSION the head, although it was rolled back.
+
+    It answers new requests as soon as the engine has loaded it, and training continues from it. Versions that VERSION
+    does not descend from are rolled back; they stay in the store, so that they can be promoted, too.
+    """
+    from openclaw_rl.status.report import open_store
+    from openclaw_rl.train.rollback import apply_promotion, check_policy_files, plan_promotion
+
+    config = load_config(**options)
+    with open_store(config) as store:
+        with store.read() as conn:
+            agreed = plan_promotion(conn, version)
+        check_policy_files(store, agreed.name, version)
+        left = ", ".join(map(str, reversed(agreed.left_versions))) or "none"
+        fate = "may be trained on again" if learn_again else "are not trained on again"
+        echo(f"version {version} becomes the head; rolled back: {left}; {len(agreed.turns)} turns {fate}")
+        if not yes:
+            click.confirm("Continue?", abort=True)
+        why = reason or f"version {version} was promoted by hand"
+        with store.write() as conn:
+            out = apply_promotion(conn, agreed, learn_again=learn_again, reason=why)
+    of = "" if agreed.name == DEFAULT_NAME else f" of {agreed.name}"
+    echo(f"done: {config.model.name}{of} is version {version}, {out} turns removed from training")
+
+
+@policy_commands.command("pin")
+@_version_argument
+@home_options
+def pin_policy(version: int, **options: Any) -> None:
+    """Keep the files of VERSION, whatever train.checkpoint says."""
+    from openclaw_rl.status.report import open_store
+    from openclaw_rl.store.lineage import policies, policy_marks
+
+    with open_store(load_config(**options)) as store, store.write() as conn:
+        policy = policies.get(conn, version)
+        if policy is None or policy.path is None or policies.is_removed(policy):
+            raise OpenClawError(f"version {version} has no files to keep; `openclaw-rl policies list` shows which have")
+        policy_marks.pin_version(conn, version)
+    echo(f"version {version} is pinned: its files are kept until `openclaw-rl policies unpin {version}`")
+
+
+@policy_commands.command("unpin")
+@_version_argument
+@home_options
+def unpin_policy(version: int, **options: Any) -> None:
+    """Let the files of VERSION be removed as train.checkpoint says."""
+    from openclaw_rl.status.report import open_store
+    from openclaw_rl.store.lineage import policy_marks
+
+    with open_store(load_config(**options)) as store, store.write() as conn:
+        if version not in policy_marks.pinned_versions(conn):
+            raise OpenClawError(f"version {version} is not pinned; `openclaw-rl policies list` shows those that are")
+        policy_marks.unpin_version(conn, version)
+    echo(f"version {version} is no longer pinned")
+
+
+@policy_commands.command("freeze")
+@home_options
+def freeze_training(**options: Any) -> None:
+    """Take no training step and no automatic rollback until `unfreeze`. Serving and judging continue."""
+    from openclaw_rl.status.report import open_store
+    from openclaw_rl.store.lineage import policies, policy_marks, retraining
+
+    with open_store(load_config(**options)) as store, store.write() as conn:
+        head, left = policies.head(conn).version, retraining.count_batches(conn)
+        policy_marks.freeze_training(conn, time.time())
+    echo(f"training is frozen at version {head}; `openclaw-rl policies unfreeze` continues it")
+    if left:
+        echo(f"an undo waits, too: batches to train on again: {left}")
+
+
+@policy_commands.command("unfreeze")
+@home_options
+def unfreeze_training(**options: Any) -> None:
+    """Continue training after `freeze`, on the turns that were judged meanwhile, too."""
+    from openclaw_rl.status.report import open_store
+    from openclaw_rl.store.lineage import policy_marks
+
+    with open_store(load_config(**options)) as store, store.write() as conn:
+        if policy_marks.frozen_since(conn) is None:
+            raise OpenClawError("training is not frozen; there is nothing to do")
+        policy_marks.unfreeze_training(conn)
+    echo("training continues")

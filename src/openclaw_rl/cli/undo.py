@@ -1,0 +1,209 @@
+"""`openclaw-rl undo`: take turns out of what was learned, and train on the rest again."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from openclaw_rl.cli.load_config import load_config
+from openclaw_rl.common.printable import echo
+from openclaw_rl.errors import OpenClawError
+from openclaw_rl.settings.cli_options import home_options
+from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME, SHARED_NAME
+
+if TYPE_CHECKING:
+    from openclaw_rl.settings.load import Config
+    from openclaw_rl.store.db import Store
+    from openclaw_rl.train.undo import UndoPlan
+
+POLL_SECONDS = 0.2
+_MAX_SILENCE = 30.0  # seconds without a trainer after which the command no longer waits: one may be restarted
+
+
+@click.command("undo")
+@click.option("--turn", "ids", metavar="ID", multiple=True, help="This turn (may be repeated).")
+@click.option("--session", "names", metavar="ID", multiple=True, help="All turns of this session (may be repeated).")
+@click.option("--since", metavar="WHEN", help="All turns since then: 12h, 7d, or 2026-03-01T12:00.")
+@click.option(
+    "--lesson", metavar="TEXT", help="All turns with this hint or lesson: its id in `learned` or `lessons`, or words."
+)
+@click.option("--reason", default="undone by hand", show_default=True, help="Reason for `inspect` to show.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@click.option("--no-wait", is_flag=True, help="Do not wait until the rest is trained on again.")
+@click.option("--now", is_flag=True, help="Train in this command, if no trainer runs on the home.")
+@home_options
+def run_undo(
+    ids: tuple[str, ...],
+    names: tuple[str, ...],
+    since: str | None,
+    lesson: str | None,
+    reason: str,
+    yes: bool,
+    no_wait: bool,
+    now: bool,
+    **options: Any,
+) -> None:
+    """Undo what was learned from some turns, as if they had never been trained on.
+
+    The last version without them answers at once. The other turns that were learned since are trained on again, batch
+    by batch, by the running trainer; new turns wait until then. Without any turn: continue an interrupted undo.
+    """
+    from openclaw_rl.status.report import open_store
+    from openclaw_rl.train.undo import apply_undo, check_safe_files, select_turns
+    from openclaw_rl.trajectories.operations import parse_since
+
+    config = load_config(**options)
+    with open_store(config) as store:
+        with store.read() as conn:
+            after = None if since is None else parse_since(since, time.time())
+            selected = select_turns(conn, ids=ids, names=names, since=after, lesson=lesson)
+        if not selected and not _count_left(store):
+            raise click.UsageError("give --turn, --session, --since or --lesson; no undo is in progress.")
+        if selected:
+            agreed = check_safe_files(store, selected, config.policy.per)
+            for plan in agreed:
+                echo(describe_plan(plan))
+            if not yes:
+                click.confirm("Continue?", abort=True)
+            with store.write() as conn:
+                done = apply_undo(conn, agreed, reason=reason)
+            safe = ", ".join(f"{_policy_label(plan)}version {plan.safe}" for plan in done)
+            never = f"{_count(len(selected), 'turn')} never trained on again"
+            echo(f"{config.model.name} is {safe} now; {never}")
+            if no_wait and (left := _count_left(store)):
+                rest = _count(left, "batch is", "batches are")
+                echo(f"{rest} left to train on again; `openclaw-rl undo` shows the bar")
+        if not no_wait:
+            _retrain(config, store, now=now)
+
+
+def describe_plan(plan: UndoPlan) -> str:
+    """Return what the undo does and what it costs."""
+    count, gone = _count(len(plan.turns), "turn"), plan.undone_versions[::-1]
+    of = _policy_label(plan)
+    if not plan.used_by:
+        return f"{of}{count} taken out of the training queue; no version was trained on them"
+    lines = [
+        f"{of}{count} taken out; versions trained on them: {_format_versions(plan.used_by)}",
+        f"{_count(len(gone), 'version')} rolled back: {_format_versions(gone)}; version {plan.safe} answers meanwhile",
+    ]
+    if not plan.is_exact:
+        lines.append(f"version {plan.safe} no longer has its optimizer state: the result is not the same to the bit")
+    if plan.batches:
+        low, high = (_format_seconds(seconds) for seconds in plan.seconds)
+        rest = f"{_count(len(plan.batches), 'batch', 'batches')} of {_count(plan.repeated_turns, 'turn')}"
+        lines.append(f"{rest} trained on again: about {low} to {high}, at most {plan.disk_bytes / 1e6:.3g} MB on disk")
+    return "\n".join(lines)
+
+
+def _policy_label(plan: UndoPlan) -> str:
+    """Return a prefix for text on a policy; none for the default policy."""
+    if plan.name == DEFAULT_NAME:
+        return ""
+    return "the start of new policies: " if plan.name == SHARED_NAME else f"{plan.name}: "
+
+
+def _count(number: int, one: str, several: str | None = None) -> str:
+    return f"{number} {one if number == 1 else several or one + 's'}"
+
+
+def _format_versions(versions: tuple[int, ...], most: int = 8) -> str:
+    named = ", ".join(map(str, versions[:most]))
+    return named if len(versions) <= most else f"{named}, ... {versions[-1]}"
+
+
+def _format_seconds(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _retrain(config: Config, store: Store, *, now: bool) -> None:
+    """Wait until the running trainer has trained on the batches that are left; with `now`, else train here."""
+    from openclaw_rl.store.lineage import policies
+    from openclaw_rl.train.retraining import RETRAINED_METRIC
+    from openclaw_rl.types import PolicyState
+
+    started = time.monotonic()
+    with store.read() as conn:
+        first = policies.next_version(conn)
+    if not (total := _count_left(store)):
+        return
+    if _trainer_is_alive(store):
+        _follow_batches(store, lambda: time.sleep(POLL_SECONDS), max_silence=0.0 if now else _MAX_SILENCE)
+    if now and _count_left(store):
+        _train_here(config, store)
+    if left := _count_left(store):
+        echo(f"no trainer runs, and {_count(left, 'batch is', 'batches are')} left to train on again: start the system")
+        echo("(`openclaw-rl up`), or train now (`openclaw-rl undo --now`)")
+        return
+    with store.read() as conn:
+        live = [p for p in policies.list_all(conn) if p.version >= first and p.state is PolicyState.LIVE]
+        done = sum(RETRAINED_METRIC in policy.metrics for policy in live)
+        heads = {name: policies.head(conn, name).version for name in sorted({p.name for p in live} or {DEFAULT_NAME})}
+    seconds = _format_seconds(time.monotonic() - started)
+    named = ", ".join(f"{'' if name == DEFAULT_NAME else f'{name}: '}version {head}" for name, head in heads.items())
+    echo(f"{config.model.name} is {named}: {done} of {total} batches were trained on again in {seconds}")
+    if done < total:
+        where = "the lines above say why" if now else f"{config.logs_dir / 'train.log'} says why"
+        echo(f"the others gave no version, or a rollback cancelled them; {where}")
+
+
+def _train_here(config: Config, store: Store) -> None:
+    from openclaw_rl.train.resume import resolve_base
+    from openclaw_rl.train.worker import open_train_loop
+
+    logging.getLogger("bitsandbytes.backends.cpu").setLevel(logging.ERROR)  # see `setup_logging`
+    loop = open_train_loop(resolve_base(config), store)
+
+    def train_batch() -> None:
+        if not loop.run_once():
+            time.sleep(POLL_SECONDS)
+
+    try:
+        _follow_batches(store, train_batch, max_silence=math.inf)
+    finally:
+        loop.forget_attempts()
+        loop.close()
+
+
+def _follow_batches(store: Store, wait: Callable[[], None], *, max_silence: float) -> None:
+    """Show a bar until no batch is left, or until no trainer ran for `max_silence` seconds; call `wait` in between."""
+    from openclaw_rl.cli.evaluate_judge import progress_bar
+
+    total = left = _count_left(store)
+    heard = time.monotonic()
+    with progress_bar() as update:
+        while left and time.monotonic() - heard <= max_silence:
+            update("training again", total - left, total)
+            wait()
+            left = _count_left(store)
+            _check_unfrozen(store, left)
+            heard = time.monotonic() if _trainer_is_alive(store) else heard
+
+
+def _check_unfrozen(store: Store, left: int) -> None:
+    from openclaw_rl.store.lineage import policy_marks
+
+    with store.read() as conn:
+        if left and policy_marks.frozen_since(conn) is not None:
+            raise OpenClawError(f"training is frozen: {left} batches wait for `openclaw-rl policies unfreeze`")
+
+
+def _count_left(store: Store) -> int:
+    from openclaw_rl.store.lineage import retraining
+
+    with store.read() as conn:
+        return retraining.count_batches(conn)
+
+
+def _trainer_is_alive(store: Store) -> bool:
+    from openclaw_rl.store import heartbeats
+
+    with store.read() as conn:
+        return any(b.name == "train" and b.is_alive(time.time()) for b in heartbeats.read_heartbeats(conn))

@@ -1,0 +1,139 @@
+"""Find out from a new request what the person did with earlier replies: regenerated, edited, or copied them.
+
+A false observation becomes false evidence, a missing one only loses a sample. Programs do similar things: they sample
+several replies to one prompt, or hand a conversation over to another agent. The bounds below leave that out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from sqlalchemy import Connection
+
+from openclaw_rl.collect.link import RequestLink
+from openclaw_rl.collect.reply_match import mismatch
+from openclaw_rl.common.message_hash import canonical_calls, hashed_text
+from openclaw_rl.settings.load import SignalsConfig
+from openclaw_rl.store import exchanges
+from openclaw_rl.store.behaviour.observations import COPIED, EDITED, REGENERATED
+from openclaw_rl.store.exchange_index import ExchangeIndex, ExchangeSummary
+from openclaw_rl.types import Capture, Exchange, ExchangeStatus, Kind, Message
+
+MIN_READING_TIME = 1.0
+"""Seconds between a reply and the request for another one; programs are faster."""
+MAX_VARIANTS = 3
+"""Earlier requests in one place of a conversation; with more, a program samples there or tries out prompts."""
+MIN_EDIT_OVERLAP, MIN_EDIT_CHARS, MAX_EDIT_CHARS = 0.75, 8, 2_000
+"""Share of the shorter message's character trigrams that the other one has, from which it is an edited message and not
+another question; characters that both messages need for it, and that are compared."""
+MIN_COPIED_CHARS, MIN_LINE_CHARS = 80, 16
+"""Characters of copied lines that show copying; shorter lines do not count."""
+
+Observation = tuple[str, str]
+"""Turn, signal."""
+
+
+def find_observations(
+    conn: Connection, exchange: Exchange, decided: RequestLink, index: ExchangeIndex, signals: SignalsConfig
+) -> Iterator[Observation]:
+    """Yield what the request of `exchange`, which is main traffic, shows about earlier turns."""
+    request = exchange.request
+    if request.capture is not Capture.FULL or not request.marks:
+        return
+    weights = {REGENERATED: signals.regenerated, EDITED: signals.edited}
+    if request.marks[-1].role == "user" and any(weights.values()):
+        found = _find_replaced_turn(conn, exchange, decided, index)
+        if found is not None and weights[found[1]]:
+            yield found
+    if signals.copied:
+        yield from _find_copied_turns(exchange, decided, index)
+
+
+def _find_replaced_turn(
+    conn: Connection, exchange: Exchange, decided: RequestLink, index: ExchangeIndex
+) -> Observation | None:
+    """Return the turn in whose place the request asks for another reply, to the same or an edited message."""
+    request = exchange.request
+    beside = [
+        past
+        for past in index.by_parent(request.scope, decided.session, decided.parent)
+        if past.seq < exchange.seq and past.kind is Kind.MAIN and mismatch(request, past) is None
+    ]
+    if not 0 < len(beside) <= MAX_VARIANTS:
+        return None
+    past = beside[-1]
+    if not _is_read(past, request.admitted_at) or past.signatures:  # with a reaction in words, the words count
+        return None
+    if past.context_chain == request.marks[-1].chain:
+        return past.id, REGENERATED
+    earlier = exchanges.get_readable(conn, [past.id]).get(past.id)
+    if earlier is not None and _is_edited(_last_message(earlier), _last_message(exchange)):
+        return past.id, EDITED
+    return None
+
+
+def _is_read(past: ExchangeSummary, at: float) -> bool:
+    done = past.status is ExchangeStatus.DONE and past.capture is Capture.FULL and past.finished_at is not None
+    return done and at - (past.finished_at or 0.0) >= MIN_READING_TIME
+
+
+def _last_message(exchange: Exchange) -> Message:
+    request = exchange.request
+    return request.messages[request.marks[-1].index] if request.marks and request.messages else {}
+
+
+def _is_edited(before: Message, after: Message) -> bool:
+    if before.get("role") != "user":
+        return False
+    texts = [hashed_text(message)[:MAX_EDIT_CHARS].casefold() for message in (before, after)]
+    a, b = map(_trigrams, texts)
+    is_long_enough = min(map(len, texts)) >= MIN_EDIT_CHARS
+    return is_long_enough and (a & b).total() >= MIN_EDIT_OVERLAP * min(a.total(), b.total())
+
+
+def _trigrams(text: str) -> Counter[str]:
+    return Counter(text[at : at + 3] for at in range(len(text) - 2))
+
+
+def _find_copied_turns(exchange: Exchange, decided: RequestLink, index: ExchangeIndex) -> Iterator[Observation]:
+    """Yield the reply that stands in a message of another conversation, and the one that went into a tool call.
+
+    If several replies stand there, a program has put a conversation into one message.
+    """
+    request = exchange.request
+    message = _last_message(exchange)
+    pasted = hashed_text(message) if message.get("role") == "user" else ""
+    called = _arguments_of_last_reply(exchange)
+    if len(pasted) < MIN_COPIED_CHARS and len(called) < MIN_COPIED_CHARS:
+        return
+    elsewhere, here = [], []
+    for past, reply in index.main_replies_before(request.scope, exchange.seq):
+        if past.session == decided.session:
+            if past.id != decided.parent and _is_copied(reply, called, past, index):
+                here.append(past.id)
+        elif past.user == request.user and _is_copied(reply, pasted, past, index):
+            elsewhere.append(past.id)
+    for turns in (elsewhere, here):
+        if len(turns) == 1:
+            yield turns[0], COPIED
+
+
+def _arguments_of_last_reply(exchange: Exchange) -> str:
+    """Return the arguments of the tool calls in the history's last reply."""
+    replies = [mark for mark in exchange.request.marks if mark.role == "assistant"]
+    if not replies or not exchange.request.messages:
+        return ""
+    made = canonical_calls(exchange.request.messages[replies[-1].index])
+    return "\n".join(arguments for _, arguments in made.values()).replace('\\"', '"')
+
+
+def _is_copied(reply: str, text: str, past: ExchangeSummary, index: ExchangeIndex) -> bool:
+    """Return whether lines of the reply stand in the text that did not stand in its own prompt."""
+    if len(text) < MIN_COPIED_CHARS:
+        return False
+    lines = {line for raw in reply.splitlines() if len(line := raw.strip()) >= MIN_LINE_CHARS and line in text}
+    if sum(map(len, lines)) < MIN_COPIED_CHARS:
+        return False
+    prompt = index.prompt_text(past)
+    return sum(len(line) for line in lines if line not in prompt) >= MIN_COPIED_CHARS

@@ -1,0 +1,77 @@
+"""Topics of lessons and of wishes, by the rules: which hints say the same, and what contradicts what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+
+from openclaw_rl.common.client_patterns import head_and_tail
+from openclaw_rl.common.message_hash import message_text, normalise_text, strip_time_stamp
+from openclaw_rl.common.rules.rule_files import Rule, RuleFile
+from openclaw_rl.types import Message
+
+MAX_WISH_CHARS = 8_192
+"""Characters of a message in which wishes are searched: what stands between its head and its tail was pasted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """Wishes of a message. `hints`: topic -> what it says about the reply before it, where nothing opposes it."""
+
+    topics: frozenset[str] = frozenset()
+    hints: Mapping[str, str] = field(default_factory=dict)
+
+
+class HintTopics:
+    """Topics of the hints of the rules."""
+
+    def __init__(self, files: Sequence[RuleFile]) -> None:
+        self._files = files
+        rules = [rule for file in files for rule in file.rules if rule.hint]
+        self._by_hint = {normalise_lesson(str(rule.hint)): rule for rule in rules}
+
+    def find_rule(self, text: str, *, as_reaction: bool = False) -> Rule | None:
+        """Return the rule with this hint. `as_reaction`: else the first with a hint that matches it as a message."""
+        rule = self._by_hint.get(normalise_lesson(text))
+        if rule is not None or not as_reaction:
+            return rule
+        matching = (rule for file in self._files for rule in file.matching_rules([("user", text)], ""))
+        return next((rule for rule in matching if rule.hint and rule.topic), None)
+
+    def topic_of(self, text: str, topic: str = "") -> str:
+        """Return the topic of a lesson: `topic` if it is known, else that of a rule that says the same; or ""."""
+        rule = None if topic else self.find_rule(text, as_reaction=True)
+        return topic or (rule.topic if rule is not None else None) or ""
+
+    def read_wishes(self, message: Message, reply: str | None) -> Wishes:
+        """Return what a person's message asks for: for its own reply, or of `reply`, the one before it.
+
+        `reply`: None if the message is the first one of a conversation, which says nothing about a reply.
+        """
+        text = head_and_tail(strip_time_stamp(normalise_text(message_text(message))), MAX_WISH_CHARS)
+        matching = [rule for file in self._files for rule in file.matching_rules([("user", text)], reply or "")]
+        topics = {rule.topic for rule in matching if rule.topic}
+        topics |= {topic for file in self._files for topic in file.wished_topics(text)}
+        if reply is None:
+            return Wishes(frozenset(topics), {})
+        hints = {rule.topic or rule.name: rule.hint for rule in matching if rule.hint}
+        return Wishes(
+            frozenset(topics), {topic: hint for topic, hint in hints.items() if not is_opposed(topic, topics)}
+        )
+
+
+def is_opposed(topic: str, wished: AbstractSet[str]) -> bool:
+    """Return whether a wish wants something else of the subject of a topic."""
+    subject = topic.partition("/")[0]
+    return bool(subject) and any(wish != topic and wish.partition("/")[0] == subject for wish in wished)
+
+
+def is_contradicted(topic: str, wished: AbstractSet[str]) -> bool:
+    """Return whether a wish wants something else of the subject of a topic, and none wants what the topic says."""
+    return topic not in wished and is_opposed(topic, wished)
+
+
+def normalise_lesson(text: str) -> str:
+    """Return the text without regard to case, white space and its final mark."""
+    return " ".join(text.split()).rstrip(".!。").casefold()

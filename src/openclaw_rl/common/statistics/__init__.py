@@ -1,0 +1,1 @@
+"""Statistics without dependencies on the project: agreement of raters, and sequential tests."""

@@ -1,0 +1,85 @@
+"""Access to the gateway of a home, and to the versions that it serves."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import aiohttp
+
+from openclaw_rl.common.sockets import free_port
+from openclaw_rl.errors import ConfigError, OpenClawError
+from openclaw_rl.settings.load import Config
+from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, is_ready, read_readiness
+from openclaw_rl.supervisor.supervisor import is_home_locked, prepare_home, read_key
+
+_REPLY_TIMEOUT = 600.0  # seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayAccess:
+    """A gateway that answers. `url`: without a path; `model`: the name of its newest version."""
+
+    url: str
+    key: str
+    model: str
+
+    def pinned(self, version: int) -> str:
+        """Return the model name that always means this version."""
+        return f"{self.model}@{version}"
+
+    def resolve(self, text: str) -> int:
+        """Return the number of a version: `base` is 0, and `head` the one that answers now.
+
+        Raises `ConfigError` for other words. Whether the version exists, its first reply shows.
+        """
+        if text == "head":
+            return int(read_readiness(self.url, self.key)["version"])
+        if text == "base":
+            return 0
+        if text.isascii() and text.isdigit():
+            return int(text)
+        raise ConfigError(f"version {text!r}: expected a number, head or base. `openclaw-rl status` shows the versions")
+
+
+@contextlib.contextmanager
+def open_gateway(config: Config) -> Iterator[GatewayAccess]:
+    """Yield the gateway of the system that runs on the home. If none runs, one is started until the block ends.
+
+    `config`: with the address of the running gateway, if one runs. A started gateway has a free port of this machine,
+    and neither judges nor trains. Raises `OpenClawError` if it does not start.
+    """
+    prepare_home(config)
+    if is_home_locked(config):
+        if not is_ready(config.serve.url, config.serve.api_key):
+            raise OpenClawError(
+                f"the system on {config.home_dir} is not ready. `openclaw-rl status` shows why. Try again when it is"
+            )
+        yield GatewayAccess(url=config.serve.url, key=read_key(config), model=config.model.name)
+        return
+    with SubprocessSystem(on_free_port(config), command="serve") as system:
+        yield GatewayAccess(url=system.base_url, key=system.api_key, model=config.model.name)
+
+
+def on_free_port(config: Config) -> Config:
+    """Return the settings for a gateway that only this machine reaches, without watched and exported folders."""
+    serve = config.serve.model_copy(update={"port": free_port(), "host": "127.0.0.1"})
+    return config.model_copy(update={"serve": serve, "data": type(config.data)()})
+
+
+def open_session(access: GatewayAccess) -> aiohttp.ClientSession:
+    """Return a client whose requests are side traffic."""
+    headers = {"Authorization": f"Bearer {access.key}", "X-Turn-Type": "side"}
+    return aiohttp.ClientSession(access.url, headers=headers, timeout=aiohttp.ClientTimeout(total=_REPLY_TIMEOUT))
+
+
+async def check_versions(access: GatewayAccess, models: Sequence[str]) -> None:
+    """Ask each model for one token. Raises `ConfigError` with the gateway's reason if it does not serve one."""
+    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+    async with open_session(access) as session:
+        for model in models:
+            async with session.post("/v1/chat/completions", json=body | {"model": model}) as response:
+                if response.status != 200:
+                    reason = (await response.json())["error"]["message"]
+                    raise ConfigError(f"{model} cannot be evaluated: {reason}")

@@ -1,0 +1,63 @@
+"""The canary: a candidate that passed the gate answers a share of the conversations before it becomes the head.
+
+People's scores under it are compared with those under the head in the same time, by a sequential test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from openclaw_rl.common.statistics.sequential_test import MeanTest
+from openclaw_rl.gates.candidate_gate import GateResult
+from openclaw_rl.settings.schema_gate import GateConfig
+from openclaw_rl.store.lineage.live_scores import ScoredTurn
+from openclaw_rl.types import Policy
+
+MAX_PER_SCORE = 4
+"""Scores of the head that are compared with one of the candidate, at most: their mean has less noise."""
+
+
+class CanaryEvidence:
+    """The scores since the canary began: of the candidate, and of the head, each in the order of their verdicts."""
+
+    def __init__(self, scores: Sequence[ScoredTurn], candidate: Policy, share: float, settings: GateConfig) -> None:
+        """`share`: of the conversations that the candidate answers."""
+        self._settings = settings
+        self.new = [score.satisfied for score in scores if score.version == candidate.version]
+        self.old = [score.satisfied for score in scores if score.version == candidate.parent]
+        per_score = int(np.clip((1 - share) / share, 1, MAX_PER_SCORE))
+        self.compared = min(len(self.new), len(self.old) // per_score)
+        new = np.array(self.new[: self.compared], np.float64)
+        old = np.array(self.old[: self.compared * per_score], np.float64).reshape(-1, per_score)
+        self._differences = new - old.mean(axis=1)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Figures for the version's metrics: numbers of scores, and the mean difference if there is one."""
+        counts = {"gate/canary/count": float(len(self.new)), "gate/canary/count/head": float(len(self.old))}
+        return counts | ({"gate/canary": float(self._differences.mean())} if self.compared else {})
+
+    def describe(self) -> str:
+        """Return the counts as a sentence."""
+        return (
+            f"people were satisfied with {sum(self.new)} of its {len(self.new)} scored turns and with "
+            f"{sum(self.old)} of {len(self.old)} of the head"
+        )
+
+    def decide(self, seconds: float) -> GateResult | None:
+        """Return the decision, or None while more turns are needed. `seconds`: since the canary began.
+
+        At `gate.canary_turns` or after `gate.canary_hours` the mean decides, with no error stated. If nobody scored
+        anything, the candidate is promoted: nothing speaks against it.
+        """
+        test = MeanTest(margin=self._settings.max_fall, error=self._settings.error)
+        test.add(self._differences)
+        is_over = self.compared >= self._settings.canary_turns or seconds >= self._settings.canary_hours * 3600
+        if test.decision is None and not is_over:
+            return None
+        worse = test.decision == "worse"
+        if test.decision is None and self.compared:
+            worse = float(self._differences.mean()) < -self._settings.max_fall
+        return GateResult(promotes=not worse, reason=self.describe() if worse else "", metrics=self.metrics)

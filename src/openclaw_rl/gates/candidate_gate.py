@@ -1,0 +1,180 @@
+"""The gate in front of promotion: compares a candidate with the head, piece by piece, until it has decided.
+
+What it has found out is in this process only. After a restart it begins again with the same candidate.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from openclaw_rl.gates.evidence import Evidence, decide
+from openclaw_rl.gates.held_out import HeldOutEvidence, VersionScorer
+from openclaw_rl.gates.reply_comparer import ReplyComparer, ReplyEvidence
+from openclaw_rl.gates.reply_source import BrokenVersion, NoGateway, RepliesDelayed
+from openclaw_rl.methods.types import Sample
+from openclaw_rl.settings.schema_gate import GateConfig
+from openclaw_rl.store.db import Store
+from openclaw_rl.store.lineage import policies, probe_answers, training_queue
+from openclaw_rl.store.lineage.policy_names import PolicyOwner, owner_filter
+from openclaw_rl.types import Policy
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateResult:
+    """The decision on a candidate."""
+
+    promotes: bool
+    reason: str  # of a rejection
+    metrics: Mapping[str, float]
+
+
+PASSED = GateResult(promotes=True, reason="", metrics={})
+
+
+@dataclass(slots=True, kw_only=True)
+class _Examination:
+    """The state of the examination of one candidate."""
+
+    candidate: Policy
+    head: Policy
+    started: float  # seconds, monotonic
+    held_out: HeldOutEvidence
+    replies: ReplyEvidence
+    wait_limit: float  # seconds that it may wait in all for its replies
+    replies_began: float  # seconds, monotonic
+    continued: float  # seconds, monotonic: when the last replies came
+    waited: float = 0.0  # seconds until then without replies
+    is_retry: bool  # a turn of the batch was in a refused one
+    known_answers: Mapping[str, str]  # of the head to probes, from its own examination
+
+    @property
+    def evidence(self) -> list[Evidence]:
+        return [*self.held_out.evidence, *self.replies.evidence]
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.started
+
+    @property
+    def reply_seconds(self) -> float:
+        """Seconds since the first reply could be asked for."""
+        return time.monotonic() - self.replies_began
+
+    def metrics(self) -> dict[str, float]:
+        """Return its figures: of each kind of evidence the mean difference and the count."""
+        metrics = {"gate/seconds": self.seconds, "gate/comparisons": float(len(self.replies.answers))}
+        for kind in self.evidence:
+            metrics |= {f"gate/{kind.name}": kind.mean, f"gate/{kind.name}/count": float(len(kind.differences))}
+        return metrics | self.held_out.metrics() | self.replies.metrics()
+
+
+class CandidateGate:
+    """Examines one candidate at a time. `note` says what it is doing or waiting for."""
+
+    def __init__(
+        self,
+        store: Store,
+        settings: GateConfig,
+        comparer: ReplyComparer | None = None,
+        per: PolicyOwner = "all",
+    ) -> None:
+        """`comparer`: compares replies of both versions; None: none are generated. `per`: who has a policy."""
+        self._store, self.settings, self._comparer, self.per = store, settings, comparer, per
+        self._current: _Examination | None = None
+        self.note = ""
+        self.is_waiting = False  # whether nothing could be done in the last call of `examine`
+
+    @property
+    def examines(self) -> bool:
+        """Whether candidates are compared with the head."""
+        return self.settings.kind == "probes"
+
+    @property
+    def bounds_metrics(self) -> bool:
+        """Whether the metrics of a step must be within the bounds of `train.safety`."""
+        return self.settings.kind != "off"
+
+    def examine(
+        self, candidate: Policy, head: Policy, scorer: VersionScorer, load_batch: Callable[[], Sequence[Sample]]
+    ) -> GateResult | None:
+        """Do the next piece of the examination. Return the decision, or None if there is more to do or to wait for.
+
+        `load_batch`: returns the samples that the candidate was trained on, without replays and imported turns.
+        """
+        if not self.examines:
+            return PASSED
+        self.is_waiting, found = False, self._current
+        if found is None or found.candidate.version != candidate.version:
+            self._current = found = self._begin(candidate, head, scorer, load_batch())
+        else:
+            try:
+                self._compare_replies(found)
+            except BrokenVersion as error:
+                if error.version == candidate.version:
+                    self._current = None
+                    return GateResult(promotes=False, reason=str(error), metrics=found.metrics())
+                log.warning("version %d is examined without replies: %s", candidate.version, error)
+                found.replies.waiting.clear()
+        is_late = self.is_waiting and found.waited + time.monotonic() - found.continued >= found.wait_limit
+        is_spent = not found.replies.waiting or found.reply_seconds >= self.settings.seconds or is_late
+        decision, reason = decide(found.evidence, is_spent=is_spent)
+        if decision != "reject" and (why := found.held_out.rejection_reason(is_retry=found.is_retry)):
+            decision, reason = "reject", why
+        if decision is None:
+            return None
+        self._current = None
+        with self._store.write() as conn:
+            probe_answers.record_answers(conn, found.replies.answers)
+        return GateResult(promotes=decision == "promote", reason=reason, metrics=found.metrics())
+
+    def _begin(self, candidate: Policy, head: Policy, scorer: VersionScorer, batch: Sequence[Sample]) -> _Examination:
+        """Compare the likelihood of the held-out turns, and choose the prompts of the replies."""
+        started, settings = time.monotonic(), self.settings
+        self.note = f"comparing version {candidate.version} with version {head.version} on held-out turns"
+        with self._store.read() as conn:
+            limit = max(settings.held_out, settings.prompts)
+            owner = owner_filter(self.per, candidate.name)
+            items = training_queue.held_out_turns(conn, version=candidate.version, limit=limit, owner=owner)
+            answers = probe_answers.answers_of_version(conn, head.version)
+            rejected, base = training_queue.last_rejections(conn, [s.turn for s in batch]), policies.get(conn, 0)
+        assert base is not None, "every store has the base"
+        held_out = HeldOutEvidence(settings)
+        if settings.held_out:
+            held_out.compare(items[: settings.held_out], batch, candidate, head, base, scorer)
+        own = [item for item in items if item.exchange.request.identity == head.identity][: settings.prompts]
+        prompts = [] if self._comparer is None else self._comparer.choose_prompts(own, settings.budget)
+        return _Examination(
+            candidate=candidate,
+            head=head,
+            started=started,
+            wait_limit=candidate.metrics.get("seconds", 0.0) if settings.wait is None else settings.wait,
+            replies_began=time.monotonic(),
+            continued=time.monotonic(),
+            held_out=held_out,
+            is_retry=bool(rejected),
+            replies=ReplyEvidence(prompts, settings.margin, settings.error),
+            known_answers={answer.probe: answer.candidate_answer for answer in answers if answer.turn is None},
+        )
+
+    def _compare_replies(self, found: _Examination) -> None:
+        """Compare replies to a few more prompts; without a gateway, to none."""
+        assert self._comparer is not None, "there are no prompts otherwise"
+        candidate, head, replies = found.candidate.version, found.head.version, found.replies
+        self.note = f"comparing replies of version {candidate} with version {head}: {len(replies.answers)} so far"
+        prompts, began = replies.waiting[: self.settings.workers], time.monotonic()
+        try:
+            self._comparer.compare(prompts, replies, candidate, head, found.known_answers)
+        except RepliesDelayed as error:
+            self.note, self.is_waiting = f"version {candidate} waits for the gate and answers nobody: {error}", True
+        except NoGateway as error:
+            log.info("version %d is examined without replies: %s", candidate, error)
+            replies.waiting.clear()
+        else:
+            del replies.waiting[: len(prompts)]
+            found.waited += began - found.continued
+            found.continued = time.monotonic()

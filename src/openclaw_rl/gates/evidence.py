@@ -1,0 +1,146 @@
+"""Evidence on whether a candidate is worse than the head, and the decision. Pure.
+
+Each kind of evidence is a sequence of differences in [-1, 1], candidate less head, with a sequential test of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from openclaw_rl.common.statistics.sequential_test import Decision, MeanTest
+from openclaw_rl.types import Logprobs, Mask
+
+LIKELIHOOD_SCALE = 0.02
+"""Nats per token: a reply whose mean log-probability changes by this much counts as a difference of 0.76."""
+MIN_COUNT = 8
+"""Differences of a kind below which a mean says nothing where its test has not decided."""
+MAX_OUTLIER_DISTANCE, MAX_SUSPECT_DISTANCE = 1.4, 1.0
+"""Standard deviations by which the praised replies of a batch may be less likely than held-out replies; the second one
+for turns of a batch that was refused before."""
+MIN_AGREEMENT, MIN_VERDICTS = -0.5, 3
+"""Mean agreement of a batch with what was learned at or below which it is refused, and verdicts that this needs."""
+_MIN_SPREAD = 0.3  # nats per token: smallest standard deviation; praise of a rare reply teaches most
+
+
+@dataclass(slots=True)
+class Evidence:
+    """The differences of one kind."""
+
+    name: str  # of the metric, such as "held_out"
+    words: str  # what is compared, for people
+    margin: float
+    error: float
+    is_complete: bool = False  # whether all differences are added at once
+    differences: list[float] = field(default_factory=list)
+    test: MeanTest = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.test = MeanTest(margin=self.margin, error=self.error)
+
+    def add(self, differences: Iterable[float]) -> None:
+        """Add differences; those after the decision of the test count for the mean alone."""
+        for difference in differences:
+            self.differences.append(difference)
+            if self.decision is None:
+                self.test.add([difference])
+
+    @property
+    def decision(self) -> Decision | None:
+        return self.test.decision
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean(self.differences)) if self.differences else 0.0
+
+    @property
+    def _points_down(self) -> bool:
+        """Whether the mean is below the margin by more than its standard error."""
+        count = len(self.differences)
+        return count >= MIN_COUNT and self.mean + float(np.std(self.differences)) / math.sqrt(count) < -self.margin
+
+    def rejection_reason(self, *, is_spent: bool) -> str | None:
+        """Return why the candidate is refused, or None. `is_spent`: no further difference will come."""
+        count, mean = len(self.differences), self.mean
+        figures = f"mean difference {mean:+.2f} over {count}, with gate.margin {self.margin:g}"
+        if self.decision == "worse":
+            return f"it is worse than the head in {self.words} ({figures}, gate.error {self.error:g})"
+        if (is_spent or self.is_complete) and self.decision is None and self._points_down:
+            return f"it looks worse than the head in {self.words} ({figures}, without certainty)"
+        return None
+
+
+def likelihood_difference(after: Logprobs, before: Logprobs, mask: Mask) -> float | None:
+    """Return how much likelier a reply has become, squashed to [-1, 1]; None if no token counts.
+
+    All arrays [R]. The mean difference per token that may train is divided by `LIKELIHOOD_SCALE`, then tanh.
+    """
+    if not mask.any():
+        return None
+    shift = float(np.mean(after[mask].astype(np.float64) - before[mask]))
+    return math.tanh(shift / LIKELIHOOD_SCALE) if math.isfinite(shift) else -1.0
+
+
+def outlier_distance(praised: Sequence[float], held_out: Sequence[float]) -> float | None:
+    """Return by how many standard deviations praised replies are less likely under the head than held-out ones.
+
+    The values are mean log-probabilities per token, one a reply. None without praise or with few held-out replies.
+    """
+    if not praised or len(held_out) < MIN_COUNT:
+        return None
+    spread = max(float(np.std(held_out)), _MIN_SPREAD)
+    return (float(np.mean(held_out)) - float(np.mean(praised))) / spread
+
+
+def outlier_reason(distance: float | None, *, is_retry: bool) -> str | None:
+    """Return why a batch whose praised replies lie at this distance is refused, or None.
+
+    `is_retry`: the turns were part of a refused batch, so that each of them is suspected.
+    """
+    limit = MAX_SUSPECT_DISTANCE if is_retry else MAX_OUTLIER_DISTANCE
+    if distance is None or distance <= limit:
+        return None
+    return (
+        f"the praised replies of its batch are not such as the head gives: {distance:.1f} standard deviations less "
+        f"likely than held-out replies, above {limit:g}"
+    )
+
+
+def verdict_agreement(scores: Sequence[float], learned: Sequence[float]) -> float | None:
+    """Return how far the verdicts of a batch agree with what the head has learned, from -1 to 1; None without any.
+
+    `learned`: by how much the head has made each reply likelier than the base, in nats per token (the implicit reward
+    of arXiv:2305.18290), squashed like a difference of likelihoods.
+    """
+    if not scores:
+        return None
+    return float(np.mean([s * math.tanh(x / LIKELIHOOD_SCALE) for s, x in zip(scores, learned, strict=True)]))
+
+
+def disagreement_reason(agreement: float | None, count: int, *, is_retry: bool) -> str | None:
+    """Return why a batch whose `count` verdicts agree so little is refused, or None; `is_retry` as above."""
+    if agreement is None or agreement > MIN_AGREEMENT or (count < MIN_VERDICTS and not is_retry):
+        return None
+    return (
+        f"the verdicts of its batch contradict what the head has learned: agreement {agreement:+.2f} over {count} "
+        f"turns, not above {MIN_AGREEMENT:g}"
+    )
+
+
+def decide(evidence: Sequence[Evidence], *, is_spent: bool) -> tuple[Literal["promote", "reject"] | None, str]:
+    """Return the decision, None if more evidence is needed, and the reason of a rejection.
+
+    One kind that is worse rejects. The candidate is promoted when every kind that can still grow is not worse, or when
+    the budget is spent and no kind points below its margin.
+    """
+    for kind in evidence:
+        if why := kind.rejection_reason(is_spent=is_spent):
+            return "reject", why
+    if is_spent:
+        return "promote", ""
+    growing = [kind for kind in evidence if not kind.is_complete]
+    return ("promote", "") if growing and all(k.decision == "not worse" for k in growing) else (None, "")

@@ -1,0 +1,181 @@
+"""Evidence from held-out turns: the person's newest judged ones outside of the batch. No reply is generated for it.
+
+Does the candidate make liked replies likelier, and disliked ones less likely, than the head? Does a step on its batch
+alone? And of the batch: are the praised replies such as the head gives, and do its verdicts agree with earlier ones?
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+
+from openclaw_rl.errors import ModelError, PluginError
+from openclaw_rl.gates.evidence import (
+    Evidence,
+    disagreement_reason,
+    likelihood_difference,
+    outlier_distance,
+    outlier_reason,
+    verdict_agreement,
+)
+from openclaw_rl.methods.types import Sample, make_sample
+from openclaw_rl.settings.schema_gate import GateConfig
+from openclaw_rl.types import JudgedTurn, Logprobs, Policy
+
+log = logging.getLogger(__name__)
+CANDIDATE_WORDS = "held-out turns: liked replies became less likely, or disliked ones likelier"
+LIKED_WORDS = "held-out replies that were liked: they became less likely"
+ALONE_WORDS = (
+    "held-out turns after a step on its batch alone: its verdicts contradict the earlier ones, so that liked replies "
+    "became less likely, or disliked ones likelier"
+)
+
+
+class VersionScorer(Protocol):
+    """Scores replies under a version, which the trainer loads."""
+
+    def score(self, policy: Policy, samples: Sequence[Sample]) -> list[Logprobs]:
+        """Return the log-probabilities [R] of each sample's reply."""
+        ...
+
+    def score_after_step_alone(
+        self, head: Policy, batch: Sequence[Sample], samples: Sequence[Sample]
+    ) -> list[Logprobs] | None:
+        """Return those after a step on `batch` from the head without moments; None if it has no gradient."""
+        ...
+
+
+class HeldOutEvidence:
+    """The evidence from held-out turns on one candidate, and the figures of its batch."""
+
+    def __init__(self, settings: GateConfig) -> None:
+        def make(name: str, words: str) -> Evidence:
+            return Evidence(name, words, settings.margin, settings.error, is_complete=True)
+
+        self.candidate, self.liked = make("held_out", CANDIDATE_WORDS), make("liked", LIKED_WORDS)
+        self.alone = make("batch_alone", ALONE_WORDS)
+        self._is_strict = settings.strict
+        self._failures = 0  # comparisons that raised
+        self._before: Sequence[Logprobs] = ()  # of the held-out replies, under the head
+        self.distance: float | None = None  # see `outlier_distance`
+        self.agreement: float | None = None  # see `verdict_agreement`
+        self._verdicts = 0
+
+    @property
+    def evidence(self) -> list[Evidence]:
+        """The kinds that have any difference."""
+        return [kind for kind in (self.candidate, self.alone, self.liked) if kind.differences]
+
+    def compare(
+        self,
+        items: Sequence[JudgedTurn],
+        batch: Sequence[Sample],
+        candidate: Policy,
+        head: Policy,
+        base: Policy,
+        scorer: VersionScorer,
+    ) -> None:
+        """Score the held-out replies. Turns of another base model are left out; all if they do not fit into memory.
+
+        `batch`: the samples that the candidate was trained on, without replays and imported turns.
+        """
+        samples = [sample for item in items if (sample := _scoring_sample(item, head)) is not None]
+        if samples:
+            with self._recording_failure(candidate):
+                self._compare_held_out(samples, candidate, head, scorer)
+        if self._is_strict and head.path is not None:
+            with self._recording_failure(candidate):
+                self._examine_batch(samples, batch, head, base, scorer)
+
+    @contextmanager
+    def _recording_failure(self, candidate: Policy) -> Iterator[None]:
+        """Leave out a comparison that fails, and count it in the metrics: the version is decided on without it."""
+        try:
+            yield
+        except (ModelError, PluginError, ValueError) as error:
+            self._failures += 1
+            log.warning("version %d is not compared on all held-out turns: %s", candidate.version, error)
+
+    def _compare_held_out(
+        self, samples: Sequence[Sample], candidate: Policy, head: Policy, scorer: VersionScorer
+    ) -> None:
+        after, self._before = scorer.score(candidate, samples), scorer.score(head, samples)
+        self._add(samples, after, self._before, self.candidate, self.liked)
+
+    def _examine_batch(
+        self, samples: Sequence[Sample], batch: Sequence[Sample], head: Policy, base: Policy, scorer: VersionScorer
+    ) -> None:
+        """Examine the feedback itself (`gate.strict`)."""
+        self._measure_praise(samples, batch, head, scorer)
+        self._compare_with_learned(batch, head, base, scorer)
+        if batch and self._before and (self.agreement is None or self.agreement <= 0):
+            alone = scorer.score_after_step_alone(head, batch, samples)
+            if alone is not None:
+                self._add(samples, alone, self._before, self.alone)
+
+    def rejection_reason(self, *, is_retry: bool) -> str | None:
+        """Return why the batch itself is refused, or None. `is_retry`: its turns were in a refused batch before."""
+        if not self._is_strict:
+            return None
+        return outlier_reason(self.distance, is_retry=is_retry) or disagreement_reason(
+            self.agreement, self._verdicts, is_retry=is_retry
+        )
+
+    def _compare_with_learned(self, batch: Sequence[Sample], head: Policy, base: Policy, scorer: VersionScorer) -> None:
+        scored = [sample for sample in batch if sample.reward]
+        if not scored:
+            return
+        pairs = zip(scorer.score(base, scored), scorer.score(head, scored), strict=True)
+        learned = [float(np.mean((new - old)[s.mask])) for s, (old, new) in zip(scored, pairs, strict=True)]
+        self.agreement = verdict_agreement([s.reward or 0.0 for s in scored], learned)
+        self._verdicts = len(scored)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the figures of the batch, and the number of comparisons that failed."""
+        failures = float(self._failures) if self._failures else None
+        found = {"gate/outlier_distance": self.distance, "gate/agreement": self.agreement, "gate/failures": failures}
+        return {name: value for name, value in found.items() if value is not None}
+
+    @staticmethod
+    def _add(
+        samples: Sequence[Sample],
+        after: Sequence[Logprobs],
+        before: Sequence[Logprobs],
+        scored: Evidence,
+        liked: Evidence | None = None,
+    ) -> None:
+        for sample, new, old in zip(samples, after, before, strict=True):
+            change, score = likelihood_difference(new, old, sample.mask), sample.reward or 0.0
+            if change is not None:
+                scored.add([score * change])
+                if liked is not None and score > 0:
+                    liked.add([change])
+
+    def _measure_praise(
+        self, samples: Sequence[Sample], batch: Sequence[Sample], head: Policy, scorer: VersionScorer
+    ) -> None:
+        praised = [s for s in batch if (s.reward or 0.0) > 0]
+        plain = [replace(sample, temperature=1.0) for sample in (*praised, *samples)]
+        means = [float(np.mean(logprobs)) for logprobs in scorer.score(head, plain)]
+        self.distance = outlier_distance(means[: len(praised)], means[len(praised) :])
+
+
+def _scoring_sample(item: JudgedTurn, head: Policy) -> Sample | None:
+    request, reply = item.exchange.request, item.exchange.reply
+    if reply is None or request.identity != head.identity:
+        return None
+    try:
+        return make_sample(
+            item,
+            reply,
+            temperature=request.sampling.temperature or 1.0,
+            version=request.version,
+            reward=float(item.verdict.score or 0),
+        )
+    except ValueError:  # a broken engine recorded bad values
+        return None

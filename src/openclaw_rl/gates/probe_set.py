@@ -1,0 +1,50 @@
+"""Probes: questions with a checkable answer, from `assets/evals/probes.yaml` or the owner's file (`gate.probes`)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from openclaw_rl.common.assets import ASSETS
+from openclaw_rl.errors import ConfigError
+
+_SHIPPED = ASSETS / "evals" / "probes.yaml"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """One question. A reply is correct if it has one of the answers as a word of its own, in whatever case."""
+
+    name: str
+    question: str
+    answers: Sequence[str]
+
+    def is_correct(self, reply: str) -> bool:
+        """Return whether the reply has one of the answers."""
+        return any(re.search(rf"(?<!\w){re.escape(a)}(?!\w)", reply, re.IGNORECASE) for a in self.answers)
+
+
+def load_probes(path: str | None) -> list[Probe]:
+    """Return the probes of a file, None: the shipped ones. Raises `ConfigError` if the file has another form."""
+    file = _SHIPPED if path is None else Path(path).expanduser()
+    try:
+        table = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"gate.probes: {file} cannot be read: {error}") from error
+    if not isinstance(table, list) or not table:
+        raise ConfigError(f"gate.probes: {file}: expected a list of probes, each with question and answers")
+    return [_read_probe(row, file, number) for number, row in enumerate(table, 1)]
+
+
+def _read_probe(row: Any, file: Path, number: int) -> Probe:
+    if isinstance(row, dict) and row.keys() == {"question", "answers"}:
+        question, answers = row["question"], row["answers"]
+        if isinstance(question, str) and isinstance(answers, list) and answers:
+            return Probe(name=question, question=question, answers=tuple(str(answer) for answer in answers))
+    form = '{question: "What is 2 plus 3?", answers: ["5", five]}'
+    raise ConfigError(f"gate.probes: {file}: probe {number}: expected {form}, got {str(row)[:200]}")

@@ -1,0 +1,195 @@
+"""Evidence from regenerated replies: the head and the candidate answer the same prompts.
+
+The prompts are probes with a checkable answer, and the person's own newest prompts outside of the batch. Replies to the
+latter are compared by their form and, where the judge is a language model, in pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from openclaw_rl.gates.evidence import Evidence
+from openclaw_rl.gates.probe_set import Probe
+from openclaw_rl.gates.reply_source import GateReply, ReplyOrder, ReplySource
+from openclaw_rl.render.chat_template import content_text
+from openclaw_rl.render.renderer import Renderer
+from openclaw_rl.store.lineage.probe_answers import ProbeAnswer
+from openclaw_rl.store.turn_states import MIN_LOOP_TOKENS, loop_period
+from openclaw_rl.types import Exchange, JudgedTurn, Message
+
+PROBE_TOKENS, REPLY_TOKENS = 64, 256
+"""Limits of the replies to a probe and to a person's prompt."""
+Preference = Callable[[Sequence[Message], str, str], float | None]
+"""Maps (messages, the head's reply, the candidate's reply) to a preference from -1 to 1; None: no judgement."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyPrompt:
+    """A prompt that both versions answer: a probe, or a person's turn."""
+
+    name: str
+    prompt_ids: list[int]  # [P]
+    probe: Probe | None = None
+    exchange: Exchange | None = None
+
+    def order(self, version: int) -> ReplyOrder:
+        """Return the order of a version's reply. Probes are answered greedily, so that the answers can be repeated."""
+        if self.exchange is None:
+            return ReplyOrder(
+                version=version, prompt_ids=self.prompt_ids, max_tokens=PROBE_TOKENS, temperature=0.0, seed=0
+            )
+        sampling = self.exchange.request.sampling
+        limit = min(sampling.max_tokens or REPLY_TOKENS, REPLY_TOKENS)
+        return ReplyOrder(
+            version=version,
+            prompt_ids=self.prompt_ids,
+            max_tokens=limit,
+            temperature=min(sampling.temperature, 1.0),
+            seed=self.exchange.seq,
+        )
+
+
+class ReplyEvidence:
+    """The evidence from the replies of one examination."""
+
+    def __init__(self, prompts: Sequence[ReplyPrompt], margin: float, error: float) -> None:
+        self.waiting = list(prompts)
+        self.answers: list[ProbeAnswer] = []
+        self.correctness = Evidence("correctness", "answers to probes", margin, error)
+        self.form = Evidence("form", "the form of replies: empty, repeating itself, or without an end", margin, error)
+        self.preference = Evidence("preference", "replies to the person's own prompts, by the judge", margin, error)
+        self._tokens: list[tuple[int, int]] = []  # of both replies to a person's prompt
+        self._surprise: list[tuple[float, float]] = []  # mean negative log-probability of both replies
+
+    @property
+    def evidence(self) -> list[Evidence]:
+        """The kinds of evidence that have anything, or for which there are prompts."""
+        kinds = [self.correctness, self.form, self.preference]
+        return [kind for kind in kinds if kind.differences]
+
+    def add_replies(self, head: GateReply, candidate: GateReply) -> None:
+        """Add the form of two replies to a person's prompt."""
+        self.form.add([float(has_faulty_form(head)) - float(has_faulty_form(candidate))])
+        self._tokens.append((len(head.token_ids), len(candidate.token_ids)))
+        self._surprise.append((-float(np.mean(head.logprobs)), -float(np.mean(candidate.logprobs))))
+
+    def metrics(self) -> dict[str, float]:
+        """Return figures about the replies: lengths in tokens, and entropy per token as the replies sample it."""
+        if not self._tokens:
+            return {}
+        lengths, surprise = np.mean(self._tokens, axis=0), np.mean(self._surprise, axis=0)
+        return {
+            "gate/length": float(lengths[1]),
+            "gate/length/head": float(lengths[0]),
+            "gate/entropy": float(surprise[1]),
+            "gate/entropy/head": float(surprise[0]),
+        }
+
+
+def has_faulty_form(reply: GateReply) -> bool:
+    """Return whether a reply is empty, repeats itself, or was cut at its limit."""
+    content = reply.token_ids if reply.finish == "length" else reply.token_ids[:-1]
+    is_loop = len(content) >= MIN_LOOP_TOKENS and loop_period(content) is not None
+    return len(content) == 0 or reply.finish == "length" or is_loop
+
+
+class ReplyComparer:
+    """Compares replies to a few prompts at a time."""
+
+    def __init__(
+        self, source: ReplySource, renderer: Renderer, probes: Sequence[Probe], preference: Preference | None = None
+    ) -> None:
+        """`preference`: asks the judge which of two replies is better; None: there is no such judge."""
+        self._source, self._renderer, self._preference = source, renderer, preference
+        self._probes = [
+            ReplyPrompt(name=probe.name, prompt_ids=self._render(probe.question), probe=probe) for probe in probes
+        ]
+
+    def _render(self, question: str) -> list[int]:
+        return [int(i) for i in self._renderer.render([{"role": "user", "content": question}]).prompt_ids]
+
+    def choose_prompts(self, turns: Sequence[JudgedTurn], budget: int) -> list[ReplyPrompt]:
+        """Return `budget` prompts: those of the turns first, then the probes."""
+        own = [
+            ReplyPrompt(
+                name=f"turn {item.turn.id}",
+                prompt_ids=item.exchange.request.prompt_ids.tolist(),
+                exchange=item.exchange,
+            )
+            for item in turns
+        ]
+        return [*own, *self._probes][:budget]
+
+    def compare(
+        self,
+        prompts: Sequence[ReplyPrompt],
+        found: ReplyEvidence,
+        candidate: int,
+        head: int,
+        known: Mapping[str, str],
+    ) -> None:
+        """Add what the replies to these prompts show. Raises `RepliesDelayed` and `NoGateway`, with nothing added.
+
+        `known`: the head's answers to probes that were generated before, by the name of the probe.
+        """
+        orders = [
+            prompt.order(version)
+            for prompt in prompts
+            for version in (head, candidate)
+            if version == candidate or prompt.name not in known
+        ]
+        replies = iter(self._source.generate(orders))
+        for prompt in prompts:
+            before = None if prompt.name in known else next(replies)
+            after = next(replies)
+            texts = known[prompt.name] if before is None else self._text(before), self._text(after)
+            verdict, reason = self._judge(prompt, found, *texts)
+            if prompt.exchange is not None and before is not None:
+                found.add_replies(before, after)
+            turn = None if prompt.exchange is None else prompt.exchange.request.id
+            found.answers.append(
+                ProbeAnswer(
+                    version=candidate,
+                    probe=prompt.name,
+                    head=head,
+                    turn=turn,
+                    question=_question(prompt),
+                    head_answer=texts[0],
+                    candidate_answer=texts[1],
+                    verdict=verdict,
+                    reason=reason,
+                )
+            )
+
+    def _judge(self, prompt: ReplyPrompt, found: ReplyEvidence, head: str, candidate: str) -> tuple[float, str]:
+        """Return the difference between two answers, from -1 to 1, with its reason."""
+        if prompt.probe is not None:
+            right = prompt.probe.is_correct(head), prompt.probe.is_correct(candidate)
+            found.correctness.add([float(right[1]) - float(right[0])])
+            words = {True: "correct", False: "wrong"}
+            return float(right[1]) - float(right[0]), f"head {words[right[0]]}, candidate {words[right[1]]}"
+        messages = prompt.exchange.request.messages if prompt.exchange is not None else ()
+        if self._preference is None or not messages:
+            return 0.0, "not judged: the judge is no language model"
+        preferred = self._preference(messages, head, candidate)
+        if preferred is None:
+            return 0.0, "not judged: the judge gave no usable answer"
+        found.preference.add([preferred])
+        return preferred, "judged in both orders"
+
+    def _text(self, reply: GateReply) -> str:
+        decoder = self._renderer.new_text_decoder(())
+        decoder.push(reply.token_ids.tolist() if reply.finish == "length" else reply.token_ids[:-1].tolist())
+        decoder.finish()
+        return str(decoder.parser.to_message().get("content") or "").strip()
+
+
+def _question(prompt: ReplyPrompt) -> str:
+    """Return the last message of a prompt, which may be long."""
+    if prompt.probe is not None:
+        return prompt.probe.question
+    messages = prompt.exchange.request.messages if prompt.exchange is not None else ()
+    return content_text(messages[-1].get("content")) if messages else ""

@@ -1,0 +1,178 @@
+"""Batches for another trainer, such as TRL: each is trained on once. Standard library only, so it can be copied.
+
+    from openclaw_rl.other_trainers.batch_stream import BatchStream
+
+    with BatchStream.connect("~/.openclaw-rl") as stream:
+        for batch in stream:
+            if batch.load is not None:                # the weights to begin from, now and after a step was refused
+                model.load_adapter(batch.load.folder)
+            train(model, batch.rows)
+            model.save_pretrained(batch.folder)
+            batch.acknowledge({"loss/total": 0.7})
+
+The train worker of the system must run with `train.trainer: external`. It listens on a socket in the home, for one
+trainer at a time. Messages are JSON, one in each line (docs/guides/other_trainers.md). A batch that is not acknowledged
+is free again when the connection ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+SOCKET_NAME = "trainer.sock"
+PROTOCOL = 1
+
+
+class StreamEnded(Exception):
+    """Raised when the train worker has ended, or refused the trainer. The text says why."""
+
+
+@dataclass(frozen=True)
+class StartWeights:
+    """The weights from which the next step starts. `folder`: a PEFT adapter; None: the base as it is."""
+
+    folder: str | None
+
+
+@dataclass
+class TurnBatch:
+    """One batch. `rows`: a dict for each sample; `folder`: an empty folder for the weights after the step.
+
+    Each row has `turn`, `agent`, `prompt_ids` [P], `response_ids` [R], `logprobs` [R] (at sampling time, at
+    `temperature`), `mask` [R], `reward` (1, -1 or None), `weight` of the reward, `hinted_prompts` (for distillation:
+    prompts with a hint), `version`, `on_policy`, `replay`, `from_teacher` and `episode`.
+    """
+
+    id: int
+    version: int
+    folder: str
+    rows: list[dict[str, Any]]
+    load: StartWeights | None
+    _stream: BatchStream = field(repr=False)
+    _is_kept: bool | None = None  # None: not answered yet
+
+    def acknowledge(
+        self, metrics: Mapping[str, float] | None = None, *, dropped: Mapping[str, str] | None = None
+    ) -> bool:
+        """Hand over the weights in `folder`. Return whether they were kept, or a bound of the system refused them.
+
+        `metrics`: of the step, for reports and bounds (`loss/total`, `gradient/norm`, `kl`, `kl/step`). `dropped`:
+        turns that were not trained on, each with the reason; without a file in `folder`, all must be among them. A
+        second call changes nothing and returns the same. Raises `StreamEnded` if the train worker ended: the batch is
+        then free again, unless it was kept.
+        """
+        if self._is_kept is None:
+            body = {"id": self.id, "metrics": dict(metrics or {}), "dropped": dict(dropped or {})}
+            self._is_kept = self._stream.finish_batch({"done": body})
+        return self._is_kept
+
+    def refuse(self, reason: str) -> None:
+        """Say that this batch cannot be trained on. The system tries it in parts, to find the turn at fault."""
+        if self._is_kept is None:
+            self._is_kept = self._stream.finish_batch({"failed": {"id": self.id, "reason": reason}})
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the batch was acknowledged or refused."""
+        return self._is_kept is not None
+
+
+class BatchStream:
+    """A connection to the train worker of a home. Iterating over it yields batches, and waits for the next one."""
+
+    def __init__(self, connection: socket.socket, name: str) -> None:
+        self._connection, self._lines = connection, connection.makefile("rb")
+        self._load: StartWeights | None = None
+        self._next: dict[str, Any] | None = None
+        try:
+            self._send({"hello": {"protocol": PROTOCOL, "name": name, "pid": os.getpid()}})
+            self.welcome = self._receive("welcome")
+        except StreamEnded:
+            self.close()
+            raise
+        """Answer of the system: `base` (path or hub id of the model), `method`, `lora` (rank, alpha, targets)."""
+
+    @classmethod
+    def connect(cls, home: str | Path, *, name: str = "trainer") -> BatchStream:
+        """Connect to the train worker of the home. Raises `StreamEnded` if none waits for a trainer."""
+        path = Path(home).expanduser() / SOCKET_NAME
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.connect(str(path))
+        except OSError as error:
+            connection.close()
+            raise StreamEnded(
+                f"{path}: no train worker listens there ({error}). Start the system with train.trainer: external"
+            ) from error
+        return cls(connection, name)
+
+    def __iter__(self) -> Iterator[TurnBatch]:
+        while True:
+            message = self._next or self._read()
+            self._next = None
+            if "load" in message:
+                self._load = StartWeights(message["load"]["folder"])
+                self._send({"loaded": True})
+            elif "batch" in message:
+                about, load = message["batch"], self._load
+                self._load = None
+                batch = TurnBatch(about["id"], about["version"], about["folder"], about["rows"], load, self)
+                yield batch
+                if not batch.is_answered:
+                    raise RuntimeError(f"batch {batch.id}: expected acknowledge() or refuse() before the next batch")
+            elif "kept" not in message:
+                raise StreamEnded(f"unexpected message {sorted(message)}")
+
+    def finish_batch(self, message: Mapping[str, Any]) -> bool:
+        """Send the answer to a batch, and wait until it is known whether the weights were kept."""
+        self._send(message)
+        answer = self._read()
+        if "kept" in answer:
+            return True
+        self._next = answer  # the weights to go back to
+        return False
+
+    def close(self) -> None:
+        """End the connection. A batch that was not acknowledged is free again."""
+        self._lines.close()
+        self._connection.close()
+
+    def __enter__(self) -> BatchStream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _send(self, message: Mapping[str, Any]) -> None:
+        try:
+            self._connection.sendall(json.dumps(message).encode() + b"\n")
+        except OSError as error:
+            raise StreamEnded(f"the train worker has ended ({error})") from error
+
+    def _receive(self, kind: str) -> dict[str, Any]:
+        message = self._read()
+        if kind not in message:
+            raise StreamEnded(f"expected {kind}, got {sorted(message)}")
+        found: dict[str, Any] = message[kind]
+        return found
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            line = self._lines.readline()
+        except OSError as error:
+            raise StreamEnded(f"the train worker has ended ({error})") from error
+        if not line.endswith(b"\n"):
+            raise StreamEnded("the train worker has ended")
+        message: dict[str, Any] = json.loads(line)
+        if "refused" in message:
+            raise StreamEnded(message["refused"])
+        return message

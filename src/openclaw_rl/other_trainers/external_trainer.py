@@ -1,0 +1,167 @@
+"""`protocols.Trainer` by another program (docs/guides/other_trainers.md). The train loop keeps all that is promised:
+
+claims, the lease, exactly once, versions, rollback and undo are as with the own trainer. The program gets the samples,
+and answers with the weights after its step.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from openclaw_rl.common.policy_digest import ADAPTER_CONFIG, hash_folder, visible_files, weight_files
+from openclaw_rl.errors import ModelError, TrainerAbsent
+from openclaw_rl.methods.types import Sample, StepResult
+from openclaw_rl.other_trainers.sample_rows import sample_row
+from openclaw_rl.other_trainers.trainer_socket import TrainerGone, TrainerLink, TrainerSocket
+from openclaw_rl.settings.load import Config
+from openclaw_rl.types import Logprobs
+
+
+class ExternalTrainer:
+    """Hands batches to the program that is connected to the socket of the home."""
+
+    def __init__(self, config: Config, base: str) -> None:
+        """`base`: path or hub id of the base model. Raises `EngineError` if another worker listens on the home."""
+        lora = config.train.lora
+        self._max_rank = lora.rank if config.train.finetune == "lora" else None
+        self._socket = TrainerSocket(
+            config.home_dir,
+            {
+                "base": base,
+                "method": config.train.method,
+                "finetune": config.train.finetune,
+                "lora": {"rank": lora.rank, "alpha": lora.alpha, "targets": list(lora.targets)},
+            },
+        )
+        self._folder: str | None = None  # of the weights from which the next step starts
+        self._memory: Mapping[str, Any] = {}
+        self._informed: TrainerLink | None = None  # who has these weights
+        self._finished: tuple[int, str | None, TrainerLink] | None = None  # a step to confirm: number, folder, by whom
+        self._count = 0
+
+    def load(self, *, folder: str | None, memory: Mapping[str, Any]) -> None:
+        """Say which weights to begin from. Raises `TrainerAbsent`."""
+        self._folder, self._memory, self._informed, self._finished = folder, dict(memory), None, None
+        self._send_weights(self._require_trainer())
+
+    def step(self, samples: Sequence[Sample], out: str) -> StepResult:
+        """Hand the batch over and wait for the weights. Raises `TrainerAbsent` if the program ends, as if never given.
+
+        Raises `ModelError` if the program refuses the batch, or if what it wrote cannot be loaded.
+        """
+        link = self._require_trainer()
+        if self._informed is not link:
+            self._send_weights(link)
+        self._count += 1
+        Path(out).mkdir(mode=0o700)
+        version = int(Path(out).name.partition("-")[0])
+        body = {"id": self._count, "version": version, "folder": out, "rows": [sample_row(s) for s in samples]}
+        try:
+            link.send({"batch": body})
+            answer = link.receive("done", "failed")
+        except TrainerGone as error:
+            shutil.rmtree(out, ignore_errors=True)
+            raise TrainerAbsent(f"the batch is free again: {error}") from error
+        self._informed = None  # until the step is confirmed
+        if answer["kind"] == "failed" or answer.get("id") != self._count:
+            shutil.rmtree(out, ignore_errors=True)
+            reason = answer.get("reason", f"it answered for batch {answer.get('id')}")
+            raise ModelError(f"the trainer {link.name!r} refused the batch: {reason}")
+        try:
+            result = self._read_result(samples, out, answer)
+        except ModelError:
+            shutil.rmtree(out, ignore_errors=True)
+            raise
+        self._finished = self._count, result.folder or self._folder, link
+        return result
+
+    def confirm_step(self) -> None:
+        """Confirm that the weights of its last step are kept: the next step starts from them."""
+        if self._finished is None:
+            return
+        number, self._folder, link = self._finished
+        self._finished = None
+        try:
+            link.send({"kept": {"id": number}})
+            self._informed = link
+        except TrainerGone:  # it gets the weights when it is back
+            self._informed = None
+
+    def score(self, samples: Sequence[Sample]) -> list[Logprobs]:
+        """Raise `ModelError`: `gate.kind: probes`, which needs this, is refused with the settings."""
+        raise ModelError("log-probabilities of a trainer that is another program are not known")
+
+    def _require_trainer(self) -> TrainerLink:
+        if (link := self._socket.find_trainer()) is None:
+            raise TrainerAbsent(f"no trainer is connected to {self._socket.path.name} in the home")
+        return link
+
+    def _send_weights(self, link: TrainerLink) -> None:
+        try:
+            link.send({"load": {"folder": self._folder}})
+            link.receive("loaded")
+        except TrainerGone as error:
+            raise TrainerAbsent(str(error)) from error
+        self._informed = link
+
+    def _read_result(self, samples: Sequence[Sample], out: str, answer: Mapping[str, Any]) -> StepResult:
+        metrics, dropped = _read_metrics(answer.get("metrics")), _read_reasons(answer.get("dropped"), samples)
+        if not visible_files(out):
+            left = [sample.turn for sample in samples if sample.turn not in dropped]
+            if left:
+                raise ModelError(f"the trainer acknowledged {left[0]} and wrote no weights to the folder of the batch")
+            Path(out).rmdir()
+            return StepResult(folder=None, digest="", metrics=metrics, memory=self._memory, dropped=dropped)
+        _check_weights(Path(out), self._max_rank)
+        for path in visible_files(out):
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        digest, files = hash_folder(out)
+        return StepResult(folder=out, digest=digest, files=files, metrics=metrics, memory=self._memory, dropped=dropped)
+
+    def close(self) -> None:
+        """End the connection and remove the socket."""
+        self._socket.close()
+
+
+def _read_metrics(given: Any) -> dict[str, float]:
+    """Return the numbers among the metrics of a step. NaN and infinity are kept: the gate refuses them."""
+    found = given.items() if isinstance(given, dict) else ()
+    return {str(name): float(value) for name, value in found if isinstance(value, int | float)}
+
+
+def _read_reasons(given: Any, samples: Sequence[Sample]) -> dict[str, str]:
+    turns = {sample.turn for sample in samples}
+    found = given.items() if isinstance(given, dict) else ()
+    return {str(turn): str(reason)[:500] for turn, reason in found if turn in turns}
+
+
+def _check_weights(folder: Path, max_rank: int | None) -> None:
+    """Raise `ModelError` unless the folder has weights of the kind that `train.finetune` says, in plain files.
+
+    `max_rank`: of an adapter, for which the engine has space; None: full weights.
+    """
+    for path in visible_files(folder):
+        if path.is_symlink() or not path.is_file():
+            raise ModelError(f"{path.name}: expected plain files in the folder of the batch")
+    names = {path.name for path in visible_files(folder)}
+    missing = [name for name in weight_files(folder) if name not in names]
+    if missing:
+        raise ModelError(f"the folder of the batch has no {missing[0]}: expected what `save_pretrained` of peft writes")
+    if (max_rank is None) == (ADAPTER_CONFIG in names):
+        kind = "full weights" if max_rank is None else "an adapter"
+        raise ModelError(f"train.finetune says {kind}, and the trainer wrote something else")
+    if max_rank is None:
+        return
+    try:
+        rank = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))["r"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"{ADAPTER_CONFIG} cannot be read: {error!r}") from error
+    if not isinstance(rank, int) or not 0 < rank <= max_rank or not math.isfinite(rank):
+        raise ModelError(f"the adapter has rank {rank!r}; the engine has space for train.lora.rank {max_rank}")

@@ -1,0 +1,168 @@
+"""The socket at which another program waits for batches: one connection at a time, JSON lines in both directions."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import select
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+from openclaw_rl.common.progress import record_progress
+from openclaw_rl.common.sockets import clear_socket
+from openclaw_rl.other_trainers.batch_stream import PROTOCOL, SOCKET_NAME
+
+log = logging.getLogger(__name__)
+_POLL_SECONDS = 0.2
+_HELLO_SECONDS = 5.0
+_MAX_HELLO = 1 << 16  # bytes
+_MAX_LINE = 1 << 26  # bytes; log-probabilities of a large batch
+
+
+class TrainerGone(Exception):
+    """Raised when no trainer is connected, or when it ended before it answered."""
+
+
+class TrainerLink:
+    """The connection of one trainer."""
+
+    def __init__(self, connection: socket.socket, name: str) -> None:
+        self.name = name
+        self._connection, self._received, self._is_closed = connection, b"", False
+
+    def is_open(self) -> bool:
+        """Return whether the trainer is there. Between batches it says nothing, so that data is its end."""
+        if self._is_closed:
+            return False
+        if not select.select([self._connection], [], [], 0)[0]:
+            return True
+        with contextlib.suppress(OSError):
+            if self._connection.recv(1, socket.MSG_PEEK):
+                return True
+        return False
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send a message. Raises `TrainerGone`."""
+        try:
+            self._connection.sendall(_encode(message))
+        except OSError as error:
+            self.close()
+            raise TrainerGone(f"the trainer {self.name!r} has ended ({error})") from error
+
+    def receive(self, *kinds: str) -> dict[str, Any]:
+        """Return the next message, `{"kind": ...}` with the key, if it is one of these kinds; else raise `TrainerGone`.
+
+        Waits until the trainer ends: while it works, this process makes progress.
+        """
+        while b"\n" not in self._received:
+            if self._is_closed:
+                raise TrainerGone(f"the trainer {self.name!r} is no longer connected")
+            ready, _, _ = select.select([self._connection], [], [], _POLL_SECONDS)
+            record_progress()
+            if ready:
+                self._read_more()
+        line, _, self._received = self._received.partition(b"\n")
+        try:
+            message = json.loads(line)
+            kind = next(iter(message))
+        except (ValueError, StopIteration, TypeError):
+            self.close()
+            raise TrainerGone(f"the trainer {self.name!r} sent a line that is no JSON object") from None
+        if kind not in kinds:
+            why = f"unexpected message {kind!r}; expected {' or '.join(kinds)}"
+            with contextlib.suppress(TrainerGone):
+                self.send({"refused": why})
+            self.close()
+            raise TrainerGone(f"the trainer {self.name!r}: {why}")
+        found = message[kind]
+        return {"kind": kind} | (found if isinstance(found, dict) else {})
+
+    def _read_more(self) -> None:
+        try:
+            more, why = self._connection.recv(1 << 20), "it closed the connection"
+        except OSError as error:
+            more, why = b"", str(error)
+        if not more or len(self._received) > _MAX_LINE:
+            self.close()
+            raise TrainerGone(f"the trainer {self.name!r} has ended ({why})")
+        self._received += more
+
+    def close(self) -> None:
+        """End the connection. Idempotent."""
+        self._is_closed = True
+        self._connection.close()
+
+
+class TrainerSocket:
+    """Listens in the home for a trainer, in a thread."""
+
+    def __init__(self, home: Path, welcome: dict[str, Any]) -> None:
+        """`welcome`: what a trainer learns when it connects. Raises `EngineError` if another worker listens there."""
+        self.path, self._welcome = home / SOCKET_NAME, welcome
+        clear_socket(self.path, owner="train worker")
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(self.path))
+        self.path.chmod(0o600)
+        self._listener.listen(4)
+        self._link: TrainerLink | None = None
+        threading.Thread(target=self._accept_all, name="trainer-socket", daemon=True).start()
+
+    def find_trainer(self) -> TrainerLink | None:
+        """Return the connection of the trainer that is there, if one is."""
+        link = self._link
+        return link if link is not None and link.is_open() else None
+
+    def _accept_all(self) -> None:
+        """Welcome a trainer at any time, also while there is no batch for it. A second one is refused."""
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:  # closed
+                return
+            name = self._welcome_trainer(connection)
+            if name is None:
+                connection.close()
+            else:
+                if self._link is not None:
+                    self._link.close()
+                self._link = TrainerLink(connection, name)
+
+    def _welcome_trainer(self, connection: socket.socket) -> str | None:
+        """Exchange the first messages. Return the name of the trainer, or None for another program."""
+        connection.settimeout(_HELLO_SECONDS)
+        try:
+            line = b""
+            while not line.endswith(b"\n") and len(line) < _MAX_HELLO and (more := connection.recv(4096)):
+                line += more
+            hello = json.loads(line)["hello"]
+            reason, current = None, self.find_trainer()
+            if current is not None:
+                reason = f"the trainer {current.name!r} is connected already"
+            elif hello["protocol"] != PROTOCOL:
+                reason = f"protocol {hello['protocol']!r} is not known here; expected {PROTOCOL}"
+            if reason is not None:
+                connection.sendall(_encode({"refused": reason}))
+                return None
+            connection.sendall(_encode({"welcome": self._welcome}))
+            connection.setblocking(True)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            log.warning("a program connected as the trainer, and did not say hello as one: %r", error)
+            return None
+        log.info("the trainer %r (process %s) is connected", hello.get("name"), hello.get("pid"))
+        return str(hello.get("name", ""))[:100]
+
+    def close(self) -> None:
+        """End the connection and remove the socket."""
+        if self._link is not None:
+            self._link.close()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
+        self._listener.close()
+        self.path.unlink(missing_ok=True)
+
+
+def _encode(message: dict[str, Any]) -> bytes:
+    return json.dumps(message).encode() + b"\n"

@@ -1,0 +1,1 @@
+"""Replies for the gate, which compares versions before they answer anyone."""

@@ -1,0 +1,107 @@
+"""Handler of the gate's requests: the reply of a version, also of a candidate, to a prompt of token ids.
+
+Nothing is stored of it. It never delays anyone: it runs only while nobody waits for another reply, and gives up when a
+request comes, before that request's prompt is made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import secrets
+from contextlib import aclosing
+
+import msgspec
+import numpy as np
+from aiohttp import web
+
+from openclaw_rl.errors import EngineError, RequestError
+from openclaw_rl.serve.chat_request import ReplyFailed
+from openclaw_rl.serve.dialects.validation import decode_json
+from openclaw_rl.serve.gateway import Gateway
+from openclaw_rl.serve.http_connection import json_response
+from openclaw_rl.serve.request_body import read_body
+from openclaw_rl.types import Generation, Sampling
+
+IDLE_WAIT, LOAD_WAIT = 2.0, 15.0
+"""Seconds that a request waits until no other reply runs, and until its version is loaded."""
+_POLL_SECONDS = 0.02
+
+
+class _ReplyBody(msgspec.Struct):
+    version: int
+    prompt_ids: list[int]
+    max_tokens: int
+    temperature: float
+    seed: int
+
+
+class _ReplyResult(msgspec.Struct):
+    token_ids: list[int]
+    logprobs: list[float]
+    finish: str
+
+
+_body_decoder, _result_encoder = msgspec.json.Decoder(_ReplyBody), msgspec.json.Encoder()
+
+
+class GateReplyHandler:
+    """Generates replies for whoever has the gate's key."""
+
+    def __init__(self, gateway: Gateway, key: str) -> None:
+        self._gateway, self._key = gateway, key.encode()
+
+    async def post_reply(self, request: web.Request) -> web.Response:
+        """Return the reply to a prompt. Raises `RequestError`, and `ReplyFailed` (503) if other replies run."""
+        sent = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+        if not hmac.compare_digest(sent, b"Bearer " + self._key):
+            raise RequestError("this path is for the trainer of this home.", code="invalid_api_key", status=401)
+        body = decode_json(_body_decoder, await read_body(request, self._gateway.config.serve))
+        loop = asyncio.get_running_loop()
+        await self._wait_idle(loop.time() + IDLE_WAIT)
+        versions = self._gateway.versions
+        version = await versions.acquire_version(body.version, for_gate=True)
+        try:
+            await versions.wait_loaded(version, loop.time() + LOAD_WAIT, pinned=True)
+            if self._gateway.open_requests:
+                raise _busy()
+            return json_response(_result_encoder.encode(await self._generate(body)))
+        except EngineError as error:
+            raise ReplyFailed(f"the engine refused: {error}", status=503, code="engine_error") from error
+        finally:
+            versions.release(version)
+
+    async def _wait_idle(self, deadline: float) -> None:
+        while self._gateway.open_requests:
+            if asyncio.get_running_loop().time() >= deadline:
+                raise _busy()
+            await asyncio.sleep(_POLL_SECONDS)
+
+    async def _generate(self, body: _ReplyBody) -> _ReplyResult:
+        gateway = self._gateway
+        sampling = Sampling(
+            temperature=body.temperature,
+            max_tokens=min(body.max_tokens, max(gateway.context_length - len(body.prompt_ids), 1)),
+            seed=body.seed,
+            convention=gateway.config.engine.effective_convention,
+        )
+        generation = Generation(
+            id=f"gate-{secrets.token_hex(8)}",
+            version=body.version,
+            prompt_ids=np.array(body.prompt_ids, np.int32),
+            sampling=sampling,
+            stop_token_ids=gateway.renderer.stop_token_ids,
+        )
+        result = _ReplyResult([], [], "length")
+        async with aclosing(gateway.engine.generate(generation)) as chunks:  # type: ignore[type-var]
+            async for chunk in chunks:
+                result.token_ids += chunk.token_ids
+                result.logprobs += chunk.logprobs
+                if gateway.open_requests:
+                    raise _busy()
+                result.finish = chunk.finish or result.finish
+        return result
+
+
+def _busy() -> ReplyFailed:
+    return ReplyFailed("replies to people are running; those for the gate wait.", status=503, code="busy")

@@ -1,0 +1,158 @@
+"""Output of `inspect episode` and `inspect group`: turn by turn with observation, verdict, reward and advantage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Group
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+from sqlalchemy import Connection
+
+from openclaw_rl.common.message_hash import message_text
+from openclaw_rl.common.terminal import TerminalConsole, print_json
+from openclaw_rl.errors import OpenClawError
+from openclaw_rl.methods.group_relative import GroupRelativeMethod
+from openclaw_rl.methods.registry import make_method
+from openclaw_rl.settings.load import Config
+from openclaw_rl.status.inspect import reply_text, shorten_line, turn_data, verdict_text
+from openclaw_rl.status.report import read_store
+from openclaw_rl.store.episodes import episodes, groups, turn_list
+from openclaw_rl.store.episodes.credit import episode_steps
+from openclaw_rl.store.episodes.records import Episode
+from openclaw_rl.store.lineage.version_stats import untrusted_judges
+
+_WIDTH = 100  # columns of a text
+
+
+def episode_data(conn: Connection, id: str, method: GroupRelativeMethod) -> dict[str, Any]:
+    """Return one episode with its turns as plain JSON. Raises `OpenClawError` if it does not exist.
+
+    `advantage` of a turn is what `method` gives it now: None while its group is not complete, and without a signal.
+    """
+    episode = episodes.get_episode(conn, id)
+    if episode is None:
+        raise OpenClawError(f"no episode {id!r}. `openclaw-rl inspect group ID` lists those of a group")
+    return _episode_data(conn, episode, method)
+
+
+def group_data(conn: Connection, id: str, method: GroupRelativeMethod) -> dict[str, Any]:
+    """Return one group with its episodes as plain JSON. Raises `OpenClawError` if it does not exist."""
+    group = groups.get_group(conn, id)
+    if group is None:
+        raise OpenClawError(f"no group {id!r}. `openclaw-rl inspect episode ID` names the group of an episode")
+    found = [_episode_data(conn, episode, method) for episode in episodes.episodes_of_group(conn, id)]
+    known = [one["reward"] for one in found if one["reward"] is not None]
+    return {
+        "group": id,
+        "task": group.task,
+        "split": group.split,
+        "agent": group.agent,
+        "size": group.size,
+        "completed_at": group.completed_at,
+        "reason": group.reason,
+        "mean_reward": sum(known) / len(known) if known else None,
+        "episodes": found,
+    }
+
+
+def _episode_data(conn: Connection, episode: Episode, method: GroupRelativeMethod) -> dict[str, Any]:
+    listed = {turn["id"]: turn for turn in turn_list.list_turns(conn, episode.id)}
+    places = episode_steps(conn, list(listed), untrusted_judges(conn))
+    found = []
+    for id_, row in listed.items():
+        place = places.get(id_)
+        more = {
+            "step": row["step"],
+            "step_reward": row["step_reward"] if place is None else place.step_reward,
+            "advantage": None if place is None else method.advantage(place),
+            "kind": row["kind"],
+        }
+        found.append(turn_data(conn, id_) | more)
+    return {
+        "episode": episode.id,
+        "task": episode.task,
+        "group": episode.group,
+        "split": episode.split,
+        "status": episode.outcome or "running",
+        "reward": episode.reward,
+        "parts": dict(episode.parts),
+        "reason": episode.reason,
+        "max_steps": episode.max_steps,
+        "started_at": episode.started_at,
+        "expires_at": episode.expires_at,
+        "ended_at": episode.ended_at,
+        "turns": found,
+    }
+
+
+def show_episode(config: Config, id: str, *, as_json: bool) -> None:
+    """Print one episode turn by turn. Raises `OpenClawError` if it does not exist."""
+    with read_store(config) as conn:
+        data = episode_data(conn, id, _credit_method(config))
+    if as_json:
+        print_json(data)
+    else:
+        TerminalConsole(highlight=True).print(_episode_panel(data))
+
+
+def show_group(config: Config, id: str, *, as_json: bool) -> None:
+    """Print one group, episode by episode. Raises `OpenClawError` if it does not exist."""
+    with read_store(config) as conn:
+        data = group_data(conn, id, _credit_method(config))
+    if as_json:
+        print_json(data)
+        return
+    state = "complete" if data["completed_at"] is not None else f"{len(data['episodes'])} of {data['size']} episodes"
+    mean = "" if data["mean_reward"] is None else f", mean reward {data['mean_reward']:.4g}"
+    title = Text.assemble(
+        ("group ", "dim"), (data["group"], "bold"), f"  task {data['task']}, {data['split']}: {state}{mean}"
+    )
+    reason = [Text(data["reason"], "yellow")] if data["reason"] else []
+    TerminalConsole(highlight=True).print(Group(title, *reason, *map(_episode_panel, data["episodes"])))
+
+
+def _credit_method(config: Config) -> GroupRelativeMethod:
+    """Return the method of the settings; with a method for conversations, that of the defaults."""
+    method = make_method(config.train)
+    return method if isinstance(method, GroupRelativeMethod) else GroupRelativeMethod()
+
+
+def _episode_panel(data: Mapping[str, Any]) -> Panel:
+    table = Table(box=None, show_header=False, padding=(0, 1))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column()
+    parts = ", ".join(f"{name} {value:.4g}" for name, value in data["parts"].items())
+    reward = "" if data["reward"] is None else f", reward {data['reward']:.4g}" + (f" ({parts})" if parts else "")
+    table.add_row("outcome", Text(data["status"] + reward + (f": {data['reason']}" if data["reason"] else "")))
+    for turn in data["turns"]:
+        step = "beside" if turn["step"] is None else f"step {turn['step']}"
+        for label, value in [(step, Text(turn["turn"], "dim")), *_turn_rows(turn)]:
+            table.add_row(label, value)
+    title = Text.assemble((data["episode"], "bold"), f"  task {data['task']}, group {data['group']}, {data['split']}")
+    return Panel(table, title=title, title_align="left")
+
+
+def _turn_rows(turn: Mapping[str, Any]) -> list[tuple[str, Text]]:
+    rows = [] if turn["reply"] is None else [("  reply", Text(reply_text(turn["reply"]["message"], _WIDTH), "cyan"))]
+    if turn["damaged"]:
+        rows.append(("  damaged", Text(turn["damaged"], "red")))
+    observed = [message_text(message) for message in (turn["reaction"] or {}).get("messages", ())]
+    if observed:
+        rows.append(("  observation", Text(shorten_line(" / ".join(observed), _WIDTH))))
+    if turn["verdict"] and turn["verdict"]["score"] is not None:
+        rows.append(("  verdict", Text(verdict_text(turn["verdict"]))))
+    credit = [
+        f"{name} {turn[key]:+.4g}"
+        for name, key in (("step reward", "step_reward"), ("advantage", "advantage"))
+        if turn[key] is not None
+    ]
+    if credit:
+        rows.append(("  credit", Text(", ".join(credit))))
+    if why := turn["drop_reason"] or turn["untrainable"]:
+        rows.append(("  left out", Text(why, "yellow")))
+    if turn["trained_into"]:
+        rows.append(("  trained into", Text(", ".join(f"version {v}" for v in turn["trained_into"]))))
+    return rows

@@ -1,0 +1,153 @@
+"""Data of `learned`: what each version was trained on, and how far each token of the replies was pushed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection
+
+from openclaw_rl.errors import ModelError, OpenClawError
+from openclaw_rl.methods.types import Credit
+from openclaw_rl.settings.load import STARTER, Config
+from openclaw_rl.status.inspect import turn_data
+from openclaw_rl.store import exchanges
+from openclaw_rl.store.lineage import policies, probe_answers, token_credit
+from openclaw_rl.store.lineage.trained_turns import turns_by_hint, turns_of_lineage
+from openclaw_rl.train.retraining import RETRAINED_METRIC
+from openclaw_rl.train.undo import lesson_id
+from openclaw_rl.types import Exchange, Policy
+
+SplitTokens = Callable[[Sequence[int]], list[str]]
+"""Maps token ids to the text that each adds to the reply."""
+
+
+def collect_learned(
+    conn: Connection,
+    split_tokens: SplitTokens | None,
+    *,
+    version: int | None = None,
+    since: float | None = None,
+    session: str | None = None,
+    limit: int,
+) -> dict[str, Any]:
+    """Return what a version (None: the head) and its ancestors were trained on, as plain JSON, newest first.
+
+    `since`: only versions made since then, in seconds since the epoch; `session`: only its turns, and the versions that
+    were trained on them; `limit`: versions at most, which the counts do not depend on. Raises `OpenClawError` for an
+    unknown version or session.
+    """
+    newest = policies.head(conn).version if version is None else version
+    made = {policy.version: policy for policy in policies.get_many(conn, policies.lineage(conn, newest))}
+    if not made:
+        raise OpenClawError(f"no policy version {version}. `openclaw-rl status` lists the newest")
+    used = turns_of_lineage(conn, newest)
+    first_uses = {row.turn: row.version for row in reversed(used)}
+    rows = [row for row in used if since is None or made[row.version].created_at >= since]
+    if session is not None:
+        rows = [row for row in rows if row.session == session]
+        if not rows:
+            raise OpenClawError(f"no turn of session {session!r} was trained on (`openclaw-rl inspect sessions`)")
+    by_version: dict[int, list[str]] = {}
+    for row in rows:
+        by_version.setdefault(row.version, []).append(row.turn)
+    once = {row.turn: row for row in rows}
+    said = [row for row in once.values() if row.source is None]
+    sources = {row.turn: row.source for row in once.values() if row.source is not None}
+    hints = {hint: len(once.keys() & turns) for hint, turns in turns_by_hint(conn).items()}
+    return {
+        "version": newest,
+        "turns": len(once),
+        "practice": len(sources),
+        "versions": [
+            _version_data(conn, made[v], by_version[v], first_uses, sources, split_tokens)
+            for v in list(reversed(by_version))[:limit]
+        ],
+        "agents": dict(Counter(row.agent for row in said).most_common()),
+        "sessions": dict(Counter(row.session for row in said).most_common()),
+        "lessons": [{"id": lesson_id(hint), "hint": hint, "turns": n} for hint, n in Counter(hints).most_common() if n],
+    }
+
+
+def _version_data(
+    conn: Connection,
+    policy: Policy,
+    ids: Sequence[str],
+    first_uses: Mapping[str, int],
+    sources: Mapping[str, str],
+    split_tokens: SplitTokens | None,
+) -> dict[str, Any]:
+    credit = token_credit.credit_of_version(conn, policy.version)
+    read = exchanges.get_readable(conn, ids)
+    return {
+        "version": policy.version,
+        "parent": policy.parent,
+        "at": policy.created_at,
+        "retrained": RETRAINED_METRIC in policy.metrics,
+        "turns": [
+            _turn_row(conn, id_, sources.get(id_))
+            | {
+                "replay": first_uses[id_] != policy.version,
+                "credit": _credit_data(credit.get(id_), read.get(id_), split_tokens),
+            }
+            for id_ in ids
+        ],
+        "changed_answers": [
+            {
+                "probe": answer.probe,
+                "question": answer.question,
+                "before": answer.head_answer,
+                "after": answer.candidate_answer,
+                "verdict": answer.verdict,
+                "reason": answer.reason,
+            }
+            for answer in probe_answers.changed_answers(conn, policy.version)
+        ],
+    }
+
+
+def _turn_row(conn: Connection, id_: str, source: str | None) -> dict[str, Any]:
+    """Return the texts of a turn. `source`: of practice, the turn whose prompt was asked again."""
+    data = turn_data(conn, id_)
+    if source is not None:
+        data["user"] = turn_data(conn, source)["user"]
+    keys = ("turn", "session", "user", "reply", "reaction", "verdict", "damaged")
+    return {key: data[key] for key in keys} | {"agent": data.get("agent", ""), "practice_of": source}
+
+
+def _credit_data(
+    credit: Credit | None, exchange: Exchange | None, split_tokens: SplitTokens | None
+) -> dict[str, Any] | None:
+    """Return sum and values of the credit, and the tokens; None if none was recorded."""
+    if credit is None:
+        return None
+    tokens: list[str] | None = None
+    if split_tokens is not None and exchange is not None and exchange.reply is not None:
+        ids = exchange.reply.response_ids.tolist()
+        tokens = split_tokens(ids) if len(ids) == len(credit) else None
+    values = [round(float(value), 4) for value in credit]
+    return {"sum": float(credit.astype("f8").sum()), "values": values, "tokens": tokens}
+
+
+def make_token_splitter(config: Config) -> SplitTokens | None:
+    """Return the function that splits replies into tokens; None if the model's tokenizer is not on this machine."""
+    path = config.model.path
+    if path != STARTER and not Path(path).expanduser().is_dir():
+        return None
+    from openclaw_rl.render.detokenizer import Detokenizer
+    from openclaw_rl.render.model_folder import ModelFiles
+    from openclaw_rl.render.tokenizer import CachedTokenizer
+
+    try:
+        decoder = Detokenizer(CachedTokenizer(ModelFiles.from_config(config.model)).backend, ())
+    except ModelError:  # the folder may have changed; the store is readable without it
+        return None
+
+    def split_tokens(ids: Sequence[int]) -> list[str]:
+        stream = decoder.new_stream()
+        pieces = [stream.push([i]) for i in ids]
+        return [*pieces[:-1], pieces[-1] + stream.flush()] if pieces else []
+
+    return split_tokens

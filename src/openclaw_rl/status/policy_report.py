@@ -1,0 +1,154 @@
+"""Output of `policies list` and `policies diff`, as text or as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+from sqlalchemy import Connection
+
+from openclaw_rl.common.statistics.rater_agreement import wilson_interval
+from openclaw_rl.common.terminal import TerminalConsole, print_json
+from openclaw_rl.errors import OpenClawError
+from openclaw_rl.settings.load import Config
+from openclaw_rl.status.report import format_time, read_store
+from openclaw_rl.store.lineage import policies, policy_marks, probe_answers
+from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME, read_heads, require_name
+from openclaw_rl.store.lineage.version_stats import satisfaction_by_version, turns_by_version
+from openclaw_rl.types import Policy
+
+_GATE_PREFIX = "gate/"
+
+
+def policy_rows(conn: Connection, limit: int, name: str | None = None) -> list[dict[str, Any]]:
+    """Return the newest versions, of the policy `name` or of all, as plain JSON, oldest first.
+
+    `satisfaction`: share of +1 among the scores of +1 and -1 of the turns that it answered, with `low` and `high`, its
+    95% interval, and `of`, their number; None without such turns. `gate`: the figures of the gate.
+    """
+    heads, pinned = read_heads(conn), policy_marks.pinned_versions(conn)
+    newest = [policy for policy in policies.list_all(conn) if name is None or policy.name == name][-limit:]
+    versions = [policy.version for policy in newest]
+    counts, satisfied = turns_by_version(conn, versions), satisfaction_by_version(conn, versions)
+    return [
+        {
+            "version": policy.version,
+            "policy": policy.name,
+            "parent": policy.parent,
+            "state": policy.state.value,
+            "head": heads.get(policy.name) == policy.version,
+            "pinned": policy.version in pinned,
+            "files": policy.parent is None or (policy.path is not None and not policies.is_removed(policy)),
+            "at": policy.created_at,
+            "turns": counts[policy.version][0],
+            "served": counts[policy.version][1],
+            "satisfaction": _share(*satisfied[policy.version]) if policy.version in satisfied else None,
+            "gate": {name: value for name, value in policy.metrics.items() if name.startswith(_GATE_PREFIX)},
+            "reason": policy.reason,
+        }
+        for policy in newest
+    ]
+
+
+def _share(count: int, of: int) -> dict[str, float]:
+    low, high = wilson_interval(count, of)
+    return {"share": count / of, "low": low, "high": high, "of": of}
+
+
+def version_answers(conn: Connection, policy: Policy) -> dict[str, tuple[str, str]]:
+    """Return (question, answer) of a version by the name of the probe, as candidate or else as the head.
+
+    The head's answers are those of the comparison with the newest of its children.
+    """
+    own = probe_answers.answers_of_version(conn, policy.version)
+    if own:
+        return {answer.probe: (answer.question, answer.candidate_answer) for answer in own}
+    for child in reversed(policies.list_all(conn)):
+        found = probe_answers.answers_of_version(conn, child.version) if child.parent == policy.version else []
+        if found:
+            return {answer.probe: (answer.question, answer.head_answer) for answer in found}
+    return {}
+
+
+def difference_data(conn: Connection, version: int, other: int) -> dict[str, Any]:
+    """Return metrics and changed probe answers of two versions as plain JSON. Raises `OpenClawError` for unknown ones.
+
+    `probes`: how many probes both have answered. `changed`: those with different answers.
+    """
+    first, second = _get(conn, version), _get(conn, other)
+    before, after = version_answers(conn, first), version_answers(conn, second)
+    compared = {answer.probe: answer for answer in probe_answers.answers_of_version(conn, other)}
+    if compared and all(answer.head == version for answer in compared.values()):
+        before = {name: (answer.question, answer.head_answer) for name, answer in compared.items()}
+    both = [name for name in before if name in after]
+    names = sorted(first.metrics.keys() | second.metrics.keys())
+    return {
+        "versions": [version, other],
+        "metrics": {name: [first.metrics.get(name), second.metrics.get(name)] for name in names},
+        "probes": len(both),
+        "changed": [
+            {"probe": name, "question": before[name][0], "answers": [before[name][1], after[name][1]]}
+            for name in both
+            if before[name][1] != after[name][1]
+        ],
+    }
+
+
+def _get(conn: Connection, version: int) -> Policy:
+    policy = policies.get(conn, version)
+    if policy is None:
+        raise OpenClawError(f"no policy version {version}; `openclaw-rl policies list` shows those that exist")
+    return policy
+
+
+def show_policies(config: Config, limit: int, *, name: str | None = None, as_json: bool) -> None:
+    """Print the newest versions, of the policy `name` or of all, one a row."""
+    with read_store(config) as conn:
+        if name is not None:
+            require_name(conn, name)
+        rows, frozen = policy_rows(conn, limit, name), policy_marks.frozen_since(conn)
+    if as_json:
+        print_json({"frozen_since": frozen, "versions": rows})
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 1))
+    for column in ("version", "state", "marks", "time", "turns", "served", "satisfaction"):
+        table.add_column(column, justify="right" if column in ("turns", "served") else "left")
+    for row in rows:
+        marks = " ".join(name for name in ("head", "pinned") if row[name]) + ("" if row["files"] else " no files")
+        counts = str(row["turns"]), str(row["served"])
+        branch = "" if row["parent"] in (None, row["version"] - 1) else f" of v{row['parent']}"
+        label = f"v{row['version']}{branch}" + ("" if row["policy"] == DEFAULT_NAME else f" {row['policy'][:32]}")
+        table.add_row(
+            *(label, row["state"], marks.strip(), format_time(row["at"])), *counts, _format_share(row["satisfaction"])
+        )
+    reasons = [Text(f"v{row['version']}: {row['reason']}", "dim") for row in rows if row["reason"]]
+    note = [] if frozen is None else [Text(f"training is frozen since {format_time(frozen)}", "yellow")]
+    TerminalConsole(highlight=True).print(Group(table, *reasons, *note))
+
+
+def _format_share(share: Mapping[str, float] | None) -> str:
+    return "" if share is None else "{share:.2f} ({low:.2f} to {high:.2f}) of {of}".format(**share)
+
+
+def _format_metrics(metrics: Mapping[str, float]) -> str:
+    return ", ".join(f"{name.removeprefix(_GATE_PREFIX)} {value:.3g}" for name, value in sorted(metrics.items()))
+
+
+def show_difference(config: Config, version: int, other: int, *, as_json: bool) -> None:
+    """Print the metrics and the changed probe answers of two versions. Raises `OpenClawError` for an unknown one."""
+    with read_store(config) as conn:
+        data = difference_data(conn, version, other)
+    if as_json:
+        print_json(data)
+        return
+    metrics = Table("metric", f"v{version}", f"v{other}", box=None, pad_edge=False, padding=(0, 1))
+    for name, values in data["metrics"].items():
+        metrics.add_row(name, *("" if value is None else f"{value:.6g}" for value in values))
+    answers = Table("probe", f"v{version}", f"v{other}", box=None, pad_edge=False, padding=(0, 1))
+    for row in data["changed"]:
+        answers.add_row(Text(f"{row['probe']}: {row['question']}"), *(Text(answer) for answer in row["answers"]))
+    count = f"\nprobes that both have answered: {data['probes']}; answers that differ: {len(data['changed'])}"
+    TerminalConsole(highlight=True).print(Group(metrics, Text(count), *([answers] if data["changed"] else [])))

@@ -1,0 +1,1 @@
+"""Queries for what people do with replies beside answering them."""

@@ -1,0 +1,1 @@
+"""Policy versions: their lineage, the turns that each is trained on, and their statistics."""

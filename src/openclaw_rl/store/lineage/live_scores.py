@@ -1,0 +1,114 @@
+"""The scores of the newest turns that a lineage answered, which the satisfaction watch compares.
+
+A degenerate reply counts as one that did not satisfy. It has no verdict, because it is never judged; without it, a
+policy that collapses would look like one that nobody talks to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Select, func, literal_column, select, union_all
+
+from openclaw_rl.store import schema as t
+from openclaw_rl.store.behaviour.observations import BEHAVIOUR_JUDGE, is_signal
+from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME, OwnerFilter, PolicyOwner, name_of_owner, owner_column
+from openclaw_rl.store.lineage.training_queue import ancestors
+from openclaw_rl.store.lineage.version_stats import untrusted_judges
+from openclaw_rl.store.turn_states import DropReason
+from openclaw_rl.store.turns import VERDICT_PRECEDENCE
+from openclaw_rl.types import Kind
+
+_IS_DEGENERATE = t.equals_literal(t.turns.c.cause, DropReason.DEGENERATE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredTurn:
+    """A turn whose verdict is +1 or -1, or whose reply is degenerate."""
+
+    turn: str
+    version: int  # that answered it
+    satisfied: bool  # the verdict is +1
+
+
+_Placed = tuple[float, int, ScoredTurn]
+"""Seconds since the epoch, number of the exchange, score."""
+
+
+def newest_scores(
+    conn: Connection, head: int, *, after: int, limit: int, owner: OwnerFilter | None = None
+) -> list[ScoredTurn]:
+    """Return the newest scored main turns that `head` or an ancestor answered here, in the order of their verdicts.
+
+    Only turns behind exchange number `after` count. Of several verdicts on a turn, the current one counts; those of an
+    untrusted judge and of signals from behaviour do not. At most `limit` turns. `owner`: only those of this agent, user
+    or key.
+    """
+    line, e = ancestors(head), t.exchanges.c
+    answered = (
+        select(t.turns.c.id, t.turns.c.seq, e.version, e.finished_at)
+        .join(t.exchanges, e.seq == t.turns.c.seq)
+        .where(
+            t.equals_literal(t.turns.c.kind, Kind.MAIN),
+            t.turns.c.seq > after,
+            e.origin.is_(None),
+            e.episode.is_(None),
+            e.version.in_(select(line.c.version)),
+            *(() if owner is None else (owner.condition(),)),
+        )
+        .order_by(t.turns.c.seq.desc())
+        .limit(limit)
+    )
+    found = [*_judged_turns(conn, answered), *_degenerate_turns(conn, answered)]
+    return [score for *_, score in sorted(found, key=lambda one: one[:2])][-limit:]
+
+
+def _judged_turns(conn: Connection, answered: Select[Any]) -> list[_Placed]:
+    """Return those of the turns that have a score, as of their verdicts."""
+    v, untrusted = t.verdicts.c, untrusted_judges(conn)
+    is_said = ~v.judge.startswith(BEHAVIOUR_JUDGE)
+    has_score = select(v.turn).where(v.turn == t.turns.c.id, v.score != 0, v.judge.not_in(untrusted), is_said).exists()
+    newest = answered.where(has_score).subquery()
+    query = select(newest.c.id, newest.c.seq, newest.c.version, v.score, v.judge, v.at)
+    rows = conn.execute(query.join(newest, newest.c.id == v.turn).order_by(*VERDICT_PRECEDENCE))
+    current: dict[str, Any] = {}
+    for row in rows:
+        current.setdefault(row.id, row)
+    scored = [row for row in current.values() if row.score and row.judge not in untrusted and not is_signal(row.judge)]
+    return [(r.at, r.seq, ScoredTurn(turn=r.id, version=r.version, satisfied=r.score > 0)) for r in scored]
+
+
+def _degenerate_turns(conn: Connection, answered: Select[Any]) -> list[_Placed]:
+    """Return those of the turns whose replies are degenerate, as of their ends."""
+    rows = conn.execute(answered.where(_IS_DEGENERATE))
+    return [(r.finished_at, r.seq, ScoredTurn(turn=r.id, version=r.version, satisfied=False)) for r in rows]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreCursor:
+    """How far scores were read: the number of the newest verdict, and of the newest degenerate turn."""
+
+    verdict: int = 0
+    degenerate: int = 0
+
+
+def names_with_scores(conn: Connection, per: PolicyOwner, *, after: ScoreCursor) -> set[str]:
+    """Return the policies whose turns have a verdict, or are degenerate, behind `after` (see `newest_score`)."""
+    number: ColumnElement[int] = literal_column("verdicts.rowid")
+    judged = select(t.verdicts.c.turn.label("id")).where(number > after.verdict)
+    failed = select(t.turns.c.id).where(_IS_DEGENERATE, t.turns.c.seq > after.degenerate)
+    newer = union_all(judged, failed).subquery()
+    if per == "all":
+        return {DEFAULT_NAME} if conn.execute(select(newer.c.id).limit(1)).first() else set()
+    owner = owner_column(per)
+    query = select(owner).distinct().join(t.turns, t.turns.c.seq == t.exchanges.c.seq)
+    rows = conn.execute(query.where(t.turns.c.id.in_(select(newer.c.id))))
+    return {name_of_owner(per, value) for value in rows.scalars()}
+
+
+def newest_score(conn: Connection) -> ScoreCursor:
+    """Return the cursor behind all scores so far."""
+    verdict = conn.execute(select(func.max(literal_column("rowid"))).select_from(t.verdicts)).scalar()
+    degenerate = conn.execute(select(func.max(t.turns.c.seq)).where(_IS_DEGENERATE)).scalar()
+    return ScoreCursor(verdict=int(verdict or 0), degenerate=int(degenerate or 0))

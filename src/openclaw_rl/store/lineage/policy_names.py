@@ -1,0 +1,172 @@
+"""Policies of one's own: which policy a request belongs to, and the head of each policy (`policy.per`).
+
+A policy is named "default", or after who asks: "agent:coder", "user:ann", "key:3f2a". Without a version of its own it
+is answered by the shared parent: the version that was the head when `policy.per` was first set.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Literal, NamedTuple
+
+from sqlalchemy import ColumnElement, Connection, Select, func, insert, select, update
+
+from openclaw_rl.errors import OpenClawError, StoreError
+from openclaw_rl.store import events
+from openclaw_rl.store import schema as t
+from openclaw_rl.types import Kind, PolicyState, TurnState
+
+PolicyOwner = Literal["all", "agent", "user", "key"]
+"""Who has a policy of its own; "all": one policy for all."""
+DEFAULT_NAME = "default"
+"""Name of the policy of requests without an owner, and of the only one with `policy.per: all`."""
+SHARED_NAME = "shared"
+"""Name of the head that never moves: the parent of every policy of one's own."""
+
+
+def policy_name(per: PolicyOwner, *, agent: str, user: str, key: str) -> str:
+    """Return the name of the policy that a request belongs to."""
+    return name_of_owner(per, {"all": "", "agent": agent, "user": user, "key": key}[per])
+
+
+def name_of_owner(per: PolicyOwner, owner: str | None) -> str:
+    """Return the name of the policy of this agent, user or key."""
+    return f"{per}:{owner}" if owner else DEFAULT_NAME
+
+
+_key_of_episode = select(t.episodes.c.scope).where(t.episodes.c.id == t.exchanges.c.episode).correlate(t.exchanges)
+_OWNERS: dict[str, ColumnElement[str]] = {
+    "agent": t.exchanges.c.agent,
+    "user": t.exchanges.c.user,
+    "scope": func.coalesce(_key_of_episode.scalar_subquery(), t.exchanges.c.scope),  # an episode has a scope of its own
+}
+
+
+class OwnerFilter(NamedTuple):
+    """Selects the turns that train a policy, whose exchange has this agent, user or key."""
+
+    column: str
+    value: str
+
+    def condition(self) -> ColumnElement[bool]:
+        """Condition on a row of `turns`."""
+        column = _OWNERS[self.column]
+        own = select(t.exchanges.c.seq).where(t.exchanges.c.seq == t.turns.c.seq, column == self.value)
+        return own.correlate(t.turns).exists()
+
+    def practice_condition(self) -> ColumnElement[bool]:
+        """Condition on a row of `turns` of practice: the turn whose prompt was asked again has this owner."""
+        source = t.turns.alias("source")
+        made = select(t.practice_turns.c.turn).join(source, source.c.id == t.practice_turns.c.source)
+        made = made.join(t.exchanges, t.exchanges.c.seq == source.c.seq)
+        return t.turns.c.id.in_(made.where(t.exchanges.c[self.column] == self.value))
+
+
+_MAX_NAMED = 20
+_COLUMNS = {"agent": "agent", "user": "user", "key": "scope"}
+
+
+def owner_column(per: PolicyOwner) -> ColumnElement[str]:
+    """Return what names the owner of a policy in a row of `exchanges`; not for "all"."""
+    return _OWNERS[_COLUMNS[per]]
+
+
+def owner_filter(per: PolicyOwner, name: str) -> OwnerFilter | None:
+    """Return which turns train the policy `name`; None: all."""
+    if per == "all":
+        return None
+    return OwnerFilter(_COLUMNS[per], "" if name == DEFAULT_NAME else name.removeprefix(f"{per}:"))
+
+
+def is_owned(per: PolicyOwner, name: str) -> bool:
+    """Return whether the policy `name` is trained under this setting."""
+    return name == DEFAULT_NAME or (per != "all" and name.startswith(f"{per}:"))
+
+
+def waiting_names(conn: Connection, per: PolicyOwner) -> list[str]:
+    """Return the policies that may have turns to train on.
+
+    First those with batches of an undo; then those with judged turns that no version used, or that a version used which
+    was rolled back or rejected, by the oldest such turn.
+    """
+    if per == "all":
+        return [DEFAULT_NAME]
+    gone = PolicyState.ROLLED_BACK.value, PolicyState.REJECTED.value
+    lost = select(t.uses.c.turn).join(t.policies, t.policies.c.version == t.uses.c.policy)
+    oldest: dict[str | None, int] = {}
+    for condition in (t.turns.c.uses == 0, t.turns.c.id.in_(lost.where(t.policies.c.state.in_(gone)))):
+        for row in conn.execute(_oldest_by_owner(per, condition)):
+            oldest[row[0]] = min(row[1], oldest.get(row[0], row[1]))
+    fresh = [name_of_owner(per, owner) for owner in sorted(oldest, key=oldest.__getitem__)]
+    undone = conn.execute(select(t.retraining.c.name).order_by(t.retraining.c.seq)).scalars()
+    return list(dict.fromkeys([*(name for name in undone if is_owned(per, name)), *fresh])) or [DEFAULT_NAME]
+
+
+def _oldest_by_owner(per: PolicyOwner, condition: ColumnElement[bool]) -> Select[str, Any]:
+    """Select each owner and the number of the oldest of its judged turns that fit. One condition uses an index."""
+    query = select(owner_column(per), func.min(t.turns.c.seq)).select_from(t.turns)
+    query = query.join(t.exchanges, t.exchanges.c.seq == t.turns.c.seq).where(
+        condition,
+        t.equals_literal(t.turns.c.state, TurnState.JUDGED),
+        t.turns.c.untrainable.is_(None),
+        t.equals_literal(t.turns.c.kind, Kind.MAIN),
+        t.turns.c.signal > 0,
+    )
+    return query.group_by(owner_column(per))
+
+
+def name_of_turn(conn: Connection, per: PolicyOwner, turn: str) -> str:
+    """Return the policy that a turn trains. A turn of practice trains that of the turn whose prompt was asked again."""
+    if per == "all":
+        return DEFAULT_NAME
+    source = select(t.practice_turns.c.source).where(t.practice_turns.c.turn == turn)
+    turn = conn.execute(source).scalar_one_or_none() or turn
+    query = select(owner_column(per)).join(t.turns, t.turns.c.seq == t.exchanges.c.seq)
+    return name_of_owner(per, conn.execute(query.where(t.turns.c.id == turn)).scalar())
+
+
+def read_heads(conn: Connection) -> dict[str, int]:
+    """Return the head of every policy that has one, by name. Raises `StoreError` before `policies.ensure_root`."""
+    heads = {row.name: int(row.version) for row in conn.execute(select(t.heads))}
+    if DEFAULT_NAME not in heads:
+        raise StoreError(
+            "the store has no policy version yet. The gateway and the trainer write version 0 when they start: run "
+            "`openclaw-rl up`, or wait until it has started"
+        )
+    return heads
+
+
+def head_version(heads: dict[str, int], name: str) -> int:
+    """Return the head of a policy; of one without a version of its own, the shared parent."""
+    return heads.get(name, heads.get(SHARED_NAME, heads[DEFAULT_NAME]))
+
+
+def require_name(conn: Connection, name: str) -> str:
+    """Return `name`. Raises `OpenClawError` if there is no such policy."""
+    known = [known for known in read_heads(conn) if known != SHARED_NAME]
+    if name not in known:
+        made = select(t.policies.c.version).where(t.policies.c.name == name).order_by(t.policies.c.version.desc())
+        if (newest := conn.execute(made.limit(1)).scalar_one_or_none()) is not None:
+            raise OpenClawError(
+                f"policy {name!r} has no head yet: the shared parent answers. Its newest version is {newest} "
+                f"(`openclaw-rl policies show {newest}`)"
+            )
+        more = f", ... ({len(known)} in all)" if len(known) > _MAX_NAMED else ""
+        raise OpenClawError(f"no policy {name!r}; expected one of {', '.join(known[:_MAX_NAMED])}{more}")
+    return name
+
+
+def ensure_shared(conn: Connection) -> int:
+    """Return the shared parent, set to the head of the default policy on the first call."""
+    heads = read_heads(conn)
+    if SHARED_NAME not in heads:
+        conn.execute(insert(t.heads), {"name": SHARED_NAME, "version": heads[DEFAULT_NAME]})
+        events.append(conn, "policy.shared", str(heads[DEFAULT_NAME]), {}, time.time())
+    return heads.get(SHARED_NAME, heads[DEFAULT_NAME])
+
+
+def move_head(conn: Connection, name: str, version: int) -> None:
+    """Make `version` the head of a policy."""
+    moved = conn.execute(update(t.heads).where(t.heads.c.name == name).values(version=version)).rowcount
+    if not moved:
+        conn.execute(insert(t.heads), {"name": name, "version": version})

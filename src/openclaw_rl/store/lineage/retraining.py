@@ -1,0 +1,87 @@
+"""The batches that an undo trains on again, in their order. Finished ones are removed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, delete, func, insert, or_, select
+
+from openclaw_rl.store import schema as t
+from openclaw_rl.store.lineage import policies
+from openclaw_rl.store.lineage.training_queue import load_judged_turns
+from openclaw_rl.store.rows import from_json, to_json
+from openclaw_rl.store.turn_states import DropReason
+from openclaw_rl.types import JudgedTurn, Kind
+
+_LEFT_OUT = (DropReason.TAKEN_BACK.value, DropReason.SET_ASIDE.value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepeatedBatch:
+    """A batch that is trained on again."""
+
+    repeats: int  # the undone version that was trained on it
+    turns: tuple[str, ...]  # in the order of the batch
+    seq: int = 0  # its place in the table
+
+
+def outstanding_batches(conn: Connection, name: str) -> list[RepeatedBatch]:
+    """Return the batches that are left of the policy `name`, in their order."""
+    return _read_batches(conn, name, None)
+
+
+def _read_batches(conn: Connection, name: str, limit: int | None) -> list[RepeatedBatch]:
+    own = select(t.retraining).where(t.retraining.c.name == name)
+    rows = conn.execute(own.order_by(t.retraining.c.seq).limit(limit))
+    return [RepeatedBatch(repeats=row.repeats, turns=tuple(from_json(row.turns)), seq=row.seq) for row in rows]
+
+
+def first_batch(conn: Connection, name: str) -> RepeatedBatch | None:
+    """Return the batch of the policy `name` that is next; None if no undo of it is in progress."""
+    return next(iter(_read_batches(conn, name, 1)), None)
+
+
+def count_batches(conn: Connection, name: str | None = None) -> int:
+    """Return the number of batches that are left, of one policy or of all."""
+    counted = select(func.count()).select_from(t.retraining)
+    return int(conn.execute(counted if name is None else counted.where(t.retraining.c.name == name)).scalar_one())
+
+
+def replace_batches(conn: Connection, name: str, batches: Iterable[RepeatedBatch]) -> None:
+    """Write these batches in place of all that are left of the policy `name`; their `seq` is new."""
+    conn.execute(delete(t.retraining).where(t.retraining.c.name == name))
+    if rows := [{"name": name, "repeats": batch.repeats, "turns": to_json(batch.turns)} for batch in batches]:
+        conn.execute(insert(t.retraining), rows)
+
+
+def remove_batch(conn: Connection, seq: int) -> None:
+    conn.execute(delete(t.retraining).where(t.retraining.c.seq == seq))
+
+
+def repeatable_turns(conn: Connection, ids: Sequence[str]) -> list[JudgedTurn]:
+    """Return those of the turns that may be trained on again, in the given order, with their current verdicts.
+
+    Turns that were erased, taken back, set aside or found untrainable since are left out. Raises `DamagedRow`.
+    """
+    c = t.turns.c
+    fit = select(c.id).where(
+        c.id.in_(list(ids)),
+        c.untrainable.is_(None),
+        c.kind.in_([Kind.MAIN.value, Kind.PRACTICE.value]),
+        or_(c.cause.is_(None), c.cause.not_in(_LEFT_OUT)),
+        c.id.in_(select(t.verdicts.c.turn)),
+    )
+    found = {item.turn.id: item for item in load_judged_turns(conn, list(conn.execute(fit).scalars()))}
+    return [found[id_] for id_ in ids if id_ in found]
+
+
+def progress_reports(conn: Connection) -> list[str]:
+    """Return a line if an undo is in progress, else nothing."""
+    if not (left := count_batches(conn)):
+        return []
+    batches = f"{left} batch{'es' if left > 1 else ''}"
+    names = conn.execute(select(t.retraining.c.name).distinct().order_by(t.retraining.c.name)).scalars()
+    heads = ", ".join(str(policies.head(conn, name).version) for name in names)
+    answers = f"version {heads} answers" if heads.isdigit() else f"versions {heads} answer"
+    return [f"an undo is in progress: {batches} left to train on again; {answers}"]

@@ -1,0 +1,58 @@
+"""The turns that a lineage was trained on, and the hints that turns were judged with."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import NamedTuple
+
+from sqlalchemy import Connection, select
+
+from openclaw_rl.errors import DamagedRow
+from openclaw_rl.store import schema as t
+from openclaw_rl.store import turns
+from openclaw_rl.store.lineage.training_queue import ancestors
+from openclaw_rl.store.rows import verdict_from_row
+from openclaw_rl.types import Kind
+
+
+class TrainedTurn(NamedTuple):
+    """A turn that a version was trained on. `source`: of practice, the turn whose prompt was asked again."""
+
+    version: int
+    turn: str
+    session: str
+    agent: str
+    source: str | None = None
+
+
+def turns_of_lineage(conn: Connection, version: int) -> list[TrainedTurn]:
+    """Return the turns that `version` and its ancestors used: the oldest version first, each in its batch's order."""
+    line, uses, exchanges = ancestors(version), t.uses.c, t.exchanges.c
+    query = (
+        select(uses.policy, uses.turn, t.turns.c.session, exchanges.agent, t.practice_turns.c.source)
+        .join(line, line.c.version == uses.policy)
+        .join(t.turns, t.turns.c.id == uses.turn)
+        .join(t.exchanges, exchanges.seq == t.turns.c.seq)
+        .outerjoin(t.practice_turns, t.practice_turns.c.turn == uses.turn)
+    )
+    return [TrainedTurn(*row) for row in conn.execute(query.order_by(uses.policy, uses.place, uses.turn))]
+
+
+def turns_by_hint(conn: Connection) -> dict[str, list[str]]:
+    """Return the main turns whose current verdict has the hint, oldest first, by hint.
+
+    The most frequent hint comes first. Damaged verdicts are left out.
+    """
+    v, c = t.verdicts, t.turns.c
+    is_main = t.equals_literal(c.kind, Kind.MAIN)
+    query = select(v).join(t.turns, c.id == v.c.turn).where(c.signal >= turns.HINT_SIGNAL, is_main)
+    found: dict[str, list[str]] = {}
+    seen: set[str] = set()
+    for row in conn.execute(query.order_by(c.seq, *turns.VERDICT_PRECEDENCE)):
+        if row.turn in seen:
+            continue
+        seen.add(row.turn)
+        with contextlib.suppress(DamagedRow):
+            for hint in dict.fromkeys(verdict_from_row(row).hints):
+                found.setdefault(hint, []).append(row.turn)
+    return dict(sorted(found.items(), key=lambda item: -len(item[1])))

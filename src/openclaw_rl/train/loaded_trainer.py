@@ -1,0 +1,103 @@
+"""A trainer and the version that it has loaded."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from openclaw_rl.common import disk_space
+from openclaw_rl.common.policy_digest import OPTIMIZER_FILE
+from openclaw_rl.errors import StaleLease
+from openclaw_rl.methods.types import Sample, StepResult
+from openclaw_rl.protocols import ConfirmedTrainer, Trainer
+from openclaw_rl.train import policy_folders
+from openclaw_rl.train.file_monitor import FileMonitor
+from openclaw_rl.types import Logprobs, Policy
+
+log = logging.getLogger(__name__)
+
+
+class LoadedTrainer:
+    """Loads a version only where another one is loaded."""
+
+    def __init__(self, trainer: Trainer, monitor: FileMonitor, root: Path) -> None:
+        """`root`: folder of the policy folders."""
+        self._trainer, self._monitor, self._root = trainer, monitor, root
+        self._loaded: tuple[int, str | None] | None = None  # version and folder; None: not known
+
+    def has_loaded(self, policy: Policy) -> bool:
+        return self._loaded == (policy.version, policy.path)
+
+    def mark_loaded(self, policy: Policy) -> None:
+        """Record that the last step has left the trainer with this version."""
+        self._loaded = policy.version, policy.path
+        if isinstance(self._trainer, ConfirmedTrainer):
+            self._trainer.confirm_step()
+
+    def load(self, policy: Policy) -> str | None:
+        """Load a version, if it is not loaded. Return how its files are damaged, in which case it is not."""
+        if self.has_loaded(policy):
+            return None
+        if damage := self._monitor.examine(policy):
+            return damage
+        self._load_folder(policy, policy.path)
+        self.mark_loaded(policy)
+        if policy.path is not None and not (Path(policy.path) / OPTIMIZER_FILE).exists():
+            log.warning(
+                "version %d no longer has an optimizer state: the optimizer starts from the beginning", policy.version
+            )
+        return None
+
+    def step(self, samples: Sequence[Sample], version: int) -> StepResult:
+        """Take a step from the loaded version, into a new folder. What is loaded then is not known until marked."""
+        self._loaded = None
+        return self._trainer.step(samples, str(policy_folders.new_folder(self._root, version)))
+
+    def score(self, policy: Policy, samples: Sequence[Sample]) -> list[Logprobs]:
+        """Return the log-probabilities [R] of each sample's reply under a version.
+
+        Raises `StaleLease` if its files are damaged, after which the head or the candidate is another one.
+        """
+        if damage := self.load(policy):
+            raise StaleLease(f"version {policy.version} is damaged: {damage}")
+        return self._trainer.score(samples)
+
+    def score_after_step_alone(
+        self, head: Policy, batch: Sequence[Sample], samples: Sequence[Sample]
+    ) -> list[Logprobs] | None:
+        """Return the log-probabilities of `samples` after a step on `batch` without the moments of earlier steps.
+
+        Momentum of good batches hides for some steps what a bad one teaches. None if the batch has no gradient.
+        """
+        disk_space.require_space(self._root, policy_folders.folder_bytes(head.path))
+        start = None if head.path is None else _copy_without_optimizer(head.path, self._root, head.version)
+        result = policy_folders.new_folder(self._root, head.version)
+        try:
+            self._load_folder(head, None if start is None else str(start))
+            self._loaded = None
+            took_step = self._trainer.step(batch, str(result)).folder is not None
+            return self._trainer.score(samples) if took_step else None
+        finally:
+            for folder in (start, result):
+                if folder is not None:
+                    policy_folders.remove_folder(folder)
+
+    def _load_folder(self, policy: Policy, folder: str | None) -> None:
+        self._loaded = None
+        self._trainer.load(folder=folder, memory=policy.memory)
+
+
+def _copy_without_optimizer(folder: str, root: Path, version: int) -> Path:
+    """Return a new folder with links to the files, all but the optimizer state. Its trainer may die: an orphan."""
+    copied = policy_folders.new_folder(root, version)
+    copied.mkdir()
+    for file in Path(folder).iterdir():
+        if file.name != OPTIMIZER_FILE and file.is_file():
+            try:
+                os.link(file, copied / file.name)
+            except OSError:  # a file system without links
+                shutil.copy2(file, copied / file.name)
+    return copied

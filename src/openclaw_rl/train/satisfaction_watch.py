@@ -1,0 +1,223 @@
+"""Watch of live satisfaction: a version under which people are less satisfied is rolled back.
+
+Each version has a test of its own, over the turns that it and its descendants answered:
+
+- against the newest turns before it, which finds a version that is worse than those before it;
+- against the best earlier window, which finds a slow decline that no single version causes.
+
+A rollback, by the watch or by hand, starts the comparison afresh: only turns that were admitted after it count. So an
+automatic rollback takes back only versions that were published since the one before it. If satisfaction falls because
+a person wants something else, one rollback is made at most, and not one after the other down to version 0.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import Connection
+
+from openclaw_rl.common.statistics.sequential_test import MeanTest
+from openclaw_rl.errors import OpenClawError, StaleLease
+from openclaw_rl.settings.schema_gate import GateConfig
+from openclaw_rl.store import leases
+from openclaw_rl.store.db import Store
+from openclaw_rl.store.lineage import policies, policy_marks
+from openclaw_rl.store.lineage.live_scores import (
+    ScoreCursor,
+    ScoredTurn,
+    names_with_scores,
+    newest_score,
+    newest_scores,
+)
+from openclaw_rl.store.lineage.policy_names import OwnerFilter, PolicyOwner, is_owned, owner_filter, read_heads
+from openclaw_rl.train.rollback import RollbackPlan, apply_rollback, check_policy_files, plan_rollback
+from openclaw_rl.types import Lease, Policy
+
+log = logging.getLogger(__name__)
+WINDOW = 128
+"""Scored turns before a version with which its own are compared, at most."""
+PAIRED_WINDOW = 64
+"""A window of so many turns is compared two turns with one: their mean has less noise, so fewer turns decide."""
+LONG_WINDOW = 256
+"""Scored turns of an earlier window. One half of them finds the best window, the other half is compared."""
+EARLIER_WINDOWS = 8
+SETTLING_TURNS = 16
+"""Scored turns after an automatic rollback before the next step: the next version is compared with them."""
+MAX_SETTLING_SECONDS = 86400.0
+"""Seconds after an automatic rollback from which a step is taken without them."""
+LONG_SHARE = 0.2
+"""Share of `gate.error` for the comparison with the best earlier window."""
+MAX_SCORES = WINDOW + LONG_WINDOW * EARLIER_WINDOWS + LONG_WINDOW // 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SatisfactionFall:
+    """A fall of satisfaction beyond the bound. `reference` and `since` are turns in the order of their verdicts."""
+
+    reference: Sequence[ScoredTurn]  # the window before
+    since: Sequence[ScoredTurn]  # the turns that the test has taken
+    evidence: float  # of the test; 1 / error decides
+
+    @property
+    def last_good(self) -> int:
+        """The newest version of the window before."""
+        return max(score.version for score in self.reference)
+
+    def describe(self) -> str:
+        """Return the figures as a sentence."""
+        return f"satisfaction fell from {_describe_scores(self.reference)} to {_describe_scores(self.since)}"
+
+
+def find_fall(scores: Sequence[ScoredTurn], *, max_fall: float, error: float) -> SatisfactionFall | None:
+    """Return the fall with the most evidence, or None. Pure; the same scores give the same result.
+
+    Each turn since a version came is compared with turns of a window before, drawn without replacement.
+    `scores`: of one lineage, in the order of their verdicts; further ones continue every test. `max_fall`: fall of the
+    share of satisfied turns that is accepted. For a version that is not worse, the probability that its tests ever find
+    a fall is at most `error`.
+    """
+    versions = np.array([score.version for score in scores], dtype=np.int64)
+    satisfied = np.array([score.satisfied for score in scores], dtype=np.float64)
+    falls = []
+    for begin, newest in _first_turns(versions):
+        since = begin + np.flatnonzero(versions[begin:] > newest)
+        for window, drawn_from, per_score, share in _references(satisfied[:begin]):
+            turns = since[: len(drawn_from) // per_score]
+            shuffled = np.random.default_rng(versions[begin]).permutation(drawn_from)  # the same at every look
+            drawn = shuffled[: len(turns) * per_score]
+            test = MeanTest(margin=max_fall, error=error * share)
+            test.add(satisfied[turns] - satisfied[drawn].reshape(-1, per_score).mean(axis=1))
+            if test.decision == "worse":
+                reference, after = [scores[i] for i in window], [scores[i] for i in turns]
+                falls.append(SatisfactionFall(reference=reference, since=after, evidence=test.evidence_worse))
+    return max(falls, key=lambda fall: fall.evidence, default=None)
+
+
+def _first_turns(versions: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Yield the index at which each version has its first turn, and the newest version before; finished tests not."""
+    before = np.maximum.accumulate(versions[:-1])
+    for index in np.flatnonzero(versions[1:] > before) + 1:
+        if index >= len(versions) - LONG_WINDOW // 2:
+            yield int(index), int(before[index - 1])
+
+
+def _references(satisfied: NDArray[np.float64]) -> Iterator[tuple[range, range, int, float]]:
+    """Yield for each test: the window before, the turns in it to draw from, how many for a turn, share of the error.
+
+    `satisfied` [n]: of all turns before. The best earlier window is the best by every second turn. The others are drawn
+    from: they had no part in the choice, so that the comparison does not favour the past.
+    """
+    n = len(satisfied)
+    direct = range(max(0, n - WINDOW), n)
+    yield direct, direct, 2 if len(direct) >= PAIRED_WINDOW else 1, 1 - LONG_SHARE
+    ends = range(n - WINDOW, LONG_WINDOW - 1, -LONG_WINDOW)
+    windows = [range(end - LONG_WINDOW, end) for end in ends]
+    if windows:
+        best = max(windows, key=lambda window: float(satisfied[window.start : window.stop : 2].sum()))
+        yield best, best[1::2], 1, LONG_SHARE
+
+
+def _describe_scores(scores: Sequence[ScoredTurn]) -> str:
+    share = sum(score.satisfied for score in scores) / len(scores)
+    first, last = min(score.version for score in scores), max(score.version for score in scores)
+    versions = f"version {first}" if first == last else f"versions {first} to {last}"
+    return f"{share:.2f} of {len(scores)} turns under {versions}"
+
+
+def pause_reason(
+    conn: Connection, head: Policy, now: float, *, settles: bool, owner: OwnerFilter | None = None
+) -> str | None:
+    """Return why no step may be taken now: training is frozen, or a rollback is too recent; None if it may.
+
+    `now`: seconds since the epoch. `settles`: whether steps wait after an automatic rollback, at most a day. `owner`:
+    whose turns train the policy.
+    """
+    if policy_marks.frozen_since(conn) is not None:
+        return "training is frozen (`openclaw-rl policies unfreeze` continues it)"
+    move = policy_marks.last_head_move(conn, head.name)
+    if not settles or move is None or not move.automatic or move.to != head.version:
+        return None
+    count = len(newest_scores(conn, head.version, after=move.after, limit=WINDOW, owner=owner))
+    if count >= SETTLING_TURNS or now - move.at > MAX_SETTLING_SECONDS:
+        return None
+    return (
+        f"{count} of {SETTLING_TURNS} scored turns since the automatic rollback to version {move.to}, with which the "
+        "next version is compared"
+    )
+
+
+class SatisfactionWatch:
+    """Rolls back a version under which satisfaction falls. For the holder of the trainer's lease."""
+
+    def __init__(self, store: Store, gate: GateConfig, per: PolicyOwner = "all") -> None:
+        self._store, self._gate, self._per = store, gate, per
+        self._seen_heads: dict[str, int] = {}  # head of each policy at the last look
+        self._seen = ScoreCursor()
+
+    @property
+    def is_on(self) -> bool:
+        return self._gate.watch
+
+    def roll_back_if_worse(self, lease: Lease, lease_clock: Callable[[], float]) -> bool:
+        """Roll back a policy of which the newest scores show a fall. Return whether its head has moved.
+
+        `lease_clock` returns seconds by the clock of the lease. Raises `StaleLease`.
+        """
+        if not self.is_on:
+            return False
+        with self._store.read() as conn:
+            if policy_marks.frozen_since(conn) is not None:
+                return False
+            newest = newest_score(conn)
+            scored = names_with_scores(conn, self._per, after=self._seen)
+            heads = {name: head for name, head in read_heads(conn).items() if head and is_owned(self._per, name)}
+        for name, head in heads.items():
+            if name not in scored and self._seen_heads.get(name) == head:
+                continue
+            self._seen_heads[name] = head
+            with self._store.read() as conn:
+                move, owner = policy_marks.last_head_move(conn, name), owner_filter(self._per, name)
+                after = 0 if move is None else move.after
+                scores = newest_scores(conn, head, after=after, limit=MAX_SCORES, owner=owner)
+            fall = find_fall(scores, max_fall=self._gate.max_fall, error=self._gate.error)
+            if fall is not None and self._roll_back(name, fall, lease, lease_clock):
+                return True
+        self._seen = newest
+        return False
+
+    def _roll_back(self, name: str, fall: SatisfactionFall, lease: Lease, lease_clock: Callable[[], float]) -> bool:
+        plan = self._plan_rollback(name, fall)
+        if plan is None:
+            log.error("%s. No version of that time can be served: nothing is rolled back", fall.describe())
+            return False
+        with self._store.write() as conn:
+            leases.check(conn, lease, lease_clock())
+            try:
+                count = apply_rollback(conn, plan, learn_again=False, reason=fall.describe(), automatic=True)
+            except OpenClawError as error:  # the head was moved since
+                raise StaleLease(str(error)) from error
+        undone = ", ".join(map(str, reversed(plan.undone_versions)))
+        log.error(
+            "rolled back to version %d by itself: %s. Undone: versions %s, whose %d turns are not trained on again",
+            *(plan.to, fall.describe(), undone, count),
+        )
+        return True
+
+    def _plan_rollback(self, name: str, fall: SatisfactionFall) -> RollbackPlan | None:
+        """Return the rollback to the newest version of the window before that can be served, or None."""
+        oldest = min(score.version for score in fall.reference)
+        with self._store.read() as conn:
+            targets = [v for v in policies.rollback_targets(conn, name) if oldest <= v <= fall.last_good]
+        for target in targets:
+            try:
+                check_policy_files(self._store, name, target)
+            except OpenClawError as error:
+                log.warning("%s", error)
+                continue
+            with self._store.read() as conn:
+                return plan_rollback(conn, target, name=name, keep_outstanding=True)
+        return None

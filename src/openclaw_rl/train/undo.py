@@ -1,0 +1,241 @@
+"""`openclaw-rl undo`: take turns out of what was learned, as if they had never been trained on.
+
+The head moves back to a version that no such turn has shaped. The other turns of the versions after it are trained on
+again, batch by batch (`retraining`), which gives the weights that training without the undone turns gives.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection
+
+from openclaw_rl.common.policy_digest import OPTIMIZER_FILE
+from openclaw_rl.errors import OpenClawError
+from openclaw_rl.store import events, sessions, turns
+from openclaw_rl.store.db import Store
+from openclaw_rl.store.lessons import lessons, practice_turns, removal
+from openclaw_rl.store.lineage import policies, policy_marks, retraining
+from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME, PolicyOwner, is_owned, read_heads
+from openclaw_rl.store.lineage.retraining import RepeatedBatch
+from openclaw_rl.store.lineage.trained_turns import TrainedTurn, turns_by_hint, turns_of_lineage
+from openclaw_rl.train.policy_folders import folder_bytes, has_metadata
+from openclaw_rl.types import Policy
+
+SHOWN_LESSONS = 20
+_LESSON_DIGITS = 8
+_BATCH_SECONDS = 0.5  # reading, building and publishing a batch, at most
+_MAX_SLOWDOWN = 3.0  # of a step, against its recorded time: other work on this machine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UndoPlan:
+    """The effect of an undo on one policy."""
+
+    name: str  # of the policy
+    per: PolicyOwner  # who has a policy of its own
+    head: int
+    safe: int  # the version that answers while the rest is trained on again; the head if no version used the turns
+    is_exact: bool  # the safe version has its optimizer state, so that the result is the same to the bit
+    turns: tuple[str, ...]  # that are taken out, oldest first
+    used_by: tuple[int, ...]  # versions of the lineage that used them, oldest first
+    undone_versions: tuple[int, ...]  # newest first
+    batches: tuple[RepeatedBatch, ...]  # that are trained on again, with those that were left of an earlier undo
+    seconds: tuple[float, float]  # that the training takes, at least and at most
+    disk_bytes: int  # of the new versions, before old ones are removed
+
+    @property
+    def repeated_turns(self) -> int:
+        """Number of turns that are trained on again."""
+        return len({turn for batch in self.batches for turn in batch.turns})
+
+
+def lesson_id(hint: str) -> str:
+    """Return the short name of a hint."""
+    return hashlib.sha256(hint.encode(errors="surrogatepass")).hexdigest()[:_LESSON_DIGITS]
+
+
+def select_turns(
+    conn: Connection,
+    *,
+    ids: Collection[str] = (),
+    names: Collection[str] = (),
+    since: float | None = None,
+    lesson: str | None = None,
+) -> list[str]:
+    """Return the turns to take out, oldest first: those that fit any of the conditions.
+
+    `names`: sessions; `since`: main turns answered since then, in seconds since the epoch; `lesson`: the id of a lesson
+    or of a hint, or a part of the text of either. Raises `OpenClawError` if a condition fits no turn.
+    """
+    found: set[str] = set()
+    for id_ in ids:
+        if turns.get(conn, id_) is None:
+            raise OpenClawError(f"no turn {id_!r}. `openclaw-rl learned` lists the turns that were trained on")
+        found.add(id_)
+    for name in names:
+        if not (of_session := sessions.session_turns(conn, name)):
+            raise OpenClawError(f"no session {name!r}. `openclaw-rl inspect sessions` lists them")
+        found.update(of_session)
+    if since is not None:
+        if not (newest := sessions.turns_since(conn, since)):
+            raise OpenClawError("no turn was answered since that time")
+        found.update(newest)
+    if lesson is not None:
+        found.update(_turns_with_lesson(conn, lesson))
+    return sessions.sort_turns(conn, found)
+
+
+def _turns_with_lesson(conn: Connection, lesson: str) -> list[str]:
+    if not lesson.strip():
+        raise OpenClawError("--lesson is empty: every hint would fit. `openclaw-rl learned` lists the hints")
+    if lessons.get(conn, lesson) is not None:
+        return [one.turn for one in lessons.turns_of_lesson(conn, lesson)]
+    if practised := practice_turns.turns_of_lessons(conn, [lesson]):  # the lesson was forgotten
+        return practised
+    known, words = turns_by_hint(conn), lesson.casefold()
+    meant = [hint for hint in known if lesson == lesson_id(hint) or words in hint.casefold()]
+    noted = [found.id for found in lessons.list_lessons(conn) if words in found.text.casefold()]
+    if not meant and not noted:
+        listed = "".join(f"\n  {lesson_id(hint)}  {hint}" for hint in list(known)[:SHOWN_LESSONS])
+        raise OpenClawError(f"no hint has the text or the id {lesson!r}. The hints are:{listed or ' none'}")
+    evidence = [one.turn for id_ in noted for one in lessons.turns_of_lesson(conn, id_)]
+    return [*(turn for hint in meant for turn in known[hint]), *evidence]
+
+
+def affected_policies(conn: Connection, selected: Collection[str]) -> list[str]:
+    """Return the names of the heads whose lineages used these turns, or turns of practice that were made from them.
+
+    Without any, that is the default policy.
+    """
+    out, heads = {*selected, *practice_turns.turns_practised_from(conn, selected)}, read_heads(conn)
+    used = {head: any(row.turn in out for row in turns_of_lineage(conn, head)) for head in set(heads.values())}
+    return [name for name, head in sorted(heads.items()) if used[head]] or [DEFAULT_NAME]
+
+
+def plan_undo(
+    conn: Connection, selected: Sequence[str], name: str = DEFAULT_NAME, per: PolicyOwner = "all"
+) -> UndoPlan:
+    """Plan to take these turns out of a policy, with the turns of practice that were made from them.
+
+    A policy that is not trained with `per`, such as the shared parent, only goes back to the safe version. Raises
+    `OpenClawError` if no version is left to begin from, or if training is frozen.
+    """
+    if policy_marks.frozen_since(conn) is not None:
+        raise OpenClawError("training is frozen, and an undo trains again. First: openclaw-rl policies unfreeze")
+    selected = sessions.sort_turns(conn, {*selected, *practice_turns.turns_practised_from(conn, selected)})
+    head, out = policies.head(conn, name), frozenset(selected)
+    line = policies.lineage(conn, head.version)
+    used = turns_of_lineage(conn, head.version)
+    used_by = sorted({row.version for row in used if row.turn in out})
+    safe, is_exact = _find_safe_version(conn, line[line.index(used_by[0]) + 1 :]) if used_by else (head, True)
+    undone = tuple(line[: line.index(safe.version)])
+    left = retraining.outstanding_batches(conn, name)
+    batches = tuple(_batches_without(used, undone, left, out)) if is_owned(per, name) else ()
+    return UndoPlan(
+        name=name,
+        per=per,
+        head=head.version,
+        safe=safe.version,
+        is_exact=is_exact,
+        turns=tuple(selected),
+        used_by=tuple(used_by),
+        undone_versions=undone,
+        batches=batches,
+        seconds=_estimate_seconds(conn, batches),
+        disk_bytes=len(batches) * folder_bytes(head.path),
+    )
+
+
+def _find_safe_version(conn: Connection, ancestors: Sequence[int]) -> tuple[Policy, bool]:
+    """Return the newest version from which training can continue to the bit, and whether it can.
+
+    What a home was started from cannot be trained again, so the search ends there. `ancestors`: newest first.
+    """
+    for version in ancestors:
+        policy = policies.get(conn, version)
+        assert policy is not None, f"version {version} is in the lineage"
+        is_whole = policy.damage is None and not policies.is_removed(policy)
+        if policy.path is None or (is_whole and policy.files.get(OPTIMIZER_FILE)):
+            return policy, True
+        if has_metadata(policy):
+            if not is_whole:
+                why = policy.damage or policies.REMOVED_REASON
+                raise OpenClawError(f"version {version}, which this home was started from, cannot be used: {why}")
+            return policy, False
+    raise AssertionError("version 0 has no files that could be missing")
+
+
+def _batches_without(
+    used: Sequence[TrainedTurn], undone: Collection[int], left: Sequence[RepeatedBatch], out: Collection[str]
+) -> list[RepeatedBatch]:
+    """Return the batches of the undone versions, and those that are left of an undo in progress, without some turns.
+
+    Batches without new turns fall out, as no step is taken on replays alone. `used`: of the whole lineage.
+    """
+    by_version: dict[int, list[str]] = {}
+    for row in used:
+        by_version.setdefault(row.version, []).append(row.turn)
+    again = (RepeatedBatch(repeats=v, turns=tuple(ids)) for v, ids in by_version.items() if v in undone)
+    seen, batches = {row.turn for row in used if row.version not in undone}, []
+    for batch in (*again, *left):
+        kept = tuple(turn for turn in batch.turns if turn not in out)
+        if not seen.issuperset(kept):
+            batches.append(RepeatedBatch(repeats=batch.repeats, turns=kept))
+            seen.update(kept)
+    return batches
+
+
+def _estimate_seconds(conn: Connection, batches: Sequence[RepeatedBatch]) -> tuple[float, float]:
+    """Estimate the training time from the recorded times of the steps that are repeated."""
+    versions = {policy.version: policy for policy in policies.get_many(conn, {b.repeats for b in batches})}
+    times = {v: policy.metrics["seconds"] for v, policy in versions.items() if "seconds" in policy.metrics}
+    usual = sum(times.values()) / len(times) if times else 0.0
+    low = high = 0.0
+    for batch in batches:
+        seconds = times.get(batch.repeats, usual)
+        low += seconds * min(1.0, len(batch.turns) / max(1.0, versions[batch.repeats].metrics.get("turns", 1.0)))
+        high += seconds * _MAX_SLOWDOWN + _BATCH_SECONDS
+    return low, high
+
+
+def check_safe_files(store: Store, selected: Sequence[str], per: PolicyOwner = "all") -> list[UndoPlan]:
+    """Plan the undo for each affected policy, and compare the files of the safe versions with their digests.
+
+    A version that is found damaged is passed over. Raises `OpenClawError` if no version is left.
+    """
+    while True:
+        with store.read() as conn:
+            plans = [plan_undo(conn, selected, name, per) for name in affected_policies(conn, selected)]
+        if all(plan.safe == plan.head or policies.examine_files(store, plan.safe) is None for plan in plans):
+            return plans
+
+
+def apply_undo(conn: Connection, agreed: Sequence[UndoPlan], *, reason: str) -> list[UndoPlan]:
+    """Execute the plans: move the heads, take the turns back, and write the batches that are trained on again.
+
+    Versions that were published since planning go, too. Returns the plans as executed. A step in progress publishes
+    nothing, because `policies.publish` requires the head as parent and refuses turns that were taken back. Raises
+    `OpenClawError` if another version than an agreed one would answer.
+    """
+    now = time.time()
+    plans = [plan_undo(conn, plan.turns, plan.name, plan.per) for plan in agreed]
+    for plan, old in zip(plans, agreed, strict=True):
+        if plan.safe != old.safe and (old.used_by or plan.used_by):
+            raise OpenClawError(f"version {old.safe} is no longer the version to return to. Repeat the command")
+    for plan in plans:
+        if plan.undone_versions:
+            policies.roll_back(conn, to=plan.safe, reason=reason, at=now, name=plan.name)
+            retraining.replace_batches(conn, plan.name, plan.batches)
+        removal.take_back(conn, plan.turns, reason, at=now)
+        data: Mapping[str, object] = {
+            "reason": reason,
+            "turns": len(plan.turns),
+            "versions": plan.undone_versions,
+            "batches": len(plan.batches),
+        }
+        events.append(conn, "policy.undone", str(plan.safe), data, now)
+    return plans
