@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
+
+from openclaw_rl.settings.aliases import by_form
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 KINDS = ("gui", "swe", "terminal", "toolcall")
@@ -65,3 +68,15 @@ def test_the_kinds_that_are_described_are_accepted(programs: Path, name: str) ->
     types = {"TASK_TYPE": "bash_commands"} if kind in ("terminal", "swe") else {}
     done = run_script(name, programs, ENV_TYPE=kind, **types)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_readme_names_the_scripts_and_variables_that_are_read(kind: str) -> None:
+    folder = RECIPES / f"{kind}-rl"
+    readme = (folder / "README.md").read_text()
+    scripts = "".join(file.read_text() for file in folder.glob("*.sh"))
+    assert all(file.name in readme for file in folder.glob("*.sh"))
+    rows = [line.split("`")[1] for line in readme.splitlines() if line.startswith("| `")]
+    known = {*by_form("environment"), *re.findall(r"\$\{([A-Z_]+):", scripts)}
+    assert len(rows) >= 6
+    assert set(rows) <= known
