@@ -72,7 +72,7 @@ def code_digest(asked: Mapping[str, Any]) -> str:
 
     file, _, task = asked["name"].partition("@")
     is_path = file.endswith(".py") or Path(file).exists()
-    files = files_digest(Path(file)) if is_path else module_digest(file.split("/")[0])
+    files = files_digest(Path(file)) if is_path else module_digest(file.split("/")[0].replace("-", "_"))
     name = task if is_path else file
     return str(content_digest([files, name, asked["args"], inspect_ai.__version__]))
 
