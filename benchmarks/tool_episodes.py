@@ -3,7 +3,8 @@
 Episodes of three replies run in parallel through the gateway. Each reply calls a tool, in a box of its episode.
 Then a fresh engine generates the same replies again: the same prompts and formats, directly over its socket, each
 as soon as the one before it in its episode is complete. The calls are forced, because the starter cannot call tools;
-such turns are not trained on. Writes benchmarks/results/tool_episodes.md; ends with 1 above the bound.
+such turns are not trained on. Writes benchmarks/results/tool_episodes.md; ends with 1 above the bound. Without
+bubblewrap it prints why nothing was measured.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from openclaw_rl.environments.scratch_folder import new_scratch_folder
 from openclaw_rl.environments.sources.tools.tool_config import load_tool_config
 from openclaw_rl.environments.sources.tools.tool_source import ToolRunner, ToolSetup, ToolSource
 from openclaw_rl.environments.types import EnvironmentTask, PlayLimits, PlayOutcome
+from openclaw_rl.errors import SandboxError
+from openclaw_rl.sandbox.bubblewrap_args import find_bubblewrap
 from openclaw_rl.store import exchanges
 from openclaw_rl.store.db import Store
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_config
@@ -162,6 +165,11 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
+    try:
+        find_bubblewrap()
+    except SandboxError as error:
+        print(f"tool episodes are not measured: {error}")
+        return
     rounds = [measure_all(options.episodes) for _ in range(options.rounds)]
     played = min((one for one, _, _ in rounds), key=lambda m: m.seconds / m.tokens)
     alone = min((one for _, one, _ in rounds), key=lambda m: m.seconds / m.tokens)

@@ -40,6 +40,9 @@ def test_every_variable_is_declared_and_none_that_means_nothing() -> None:
     examples = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "examples").rglob("*.py"))
     read = set(re.findall(r"environ\b\W*(?:get\W+)?([A-Z][A-Z_]+)", examples))
     assert "GUI_BROWSER" in read
+    scripts = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "recipes").rglob("*.sh"))
+    read |= set(re.findall(r"\$\{([A-Z][A-Z_]+):", scripts))
+    assert {"TASKS_PATH", "GUI_PYTHON"} <= read
     named = {word for word in declared(head()["variables"]) if word.isupper()}
     assert named == understood | read
 

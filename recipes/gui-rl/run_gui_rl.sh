@@ -6,13 +6,24 @@ if [[ "${ENV_TYPE:-gui}" != gui ]]; then
     echo "ENV_TYPE is $ENV_TYPE, and this recipe is for gui. Unset it, or use recipes/$ENV_TYPE-rl" >&2
     exit 2
 fi
+if [[ -n "${TASK_TYPE:-}" ]]; then
+    echo "TASK_TYPE is $TASK_TYPE. Tasks in a browser have no types: unset it" >&2
+    exit 2
+fi
 if [[ "${SCREENSHOT_BACKEND:-playwright}" != playwright ]]; then
     echo "SCREENSHOT_BACKEND is $SCREENSHOT_BACKEND. Expected playwright, which drives the browser here" >&2
     exit 2
 fi
 here="$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")" && pwd)"
 source="browsergym:${GUI_TASK:-$here/../../tasks/web}"
-python="${GUI_PYTHON:-$here/../../.browsergym-venv/bin/python}"
+python="$here/../../.browsergym-venv/bin/python"
+if [[ -n "${GUI_PYTHON:-}" ]]; then
+    python="$(type -P -- "$GUI_PYTHON" || true)"
+    if [[ ! -f "$python" || ! -x "$python" ]]; then
+        echo "GUI_PYTHON is $GUI_PYTHON: no such program. Expected a Python on PATH, or the path of one" >&2
+        exit 2
+    fi
+fi
 [[ -x "$python" ]] && python=(--python "$python") || python=()
 [[ -n "${MAX_GUI_STEPS:-}" ]] && export MAX_STEPS="$MAX_GUI_STEPS"
 unset ENV_TYPE SCREENSHOT_BACKEND GUI_TASK GUI_PYTHON MAX_GUI_STEPS

@@ -10,6 +10,10 @@ if [[ "${ENV_TYPE:-toolcall}" != toolcall ]]; then
     echo "ENV_TYPE is $ENV_TYPE, and this recipe is for toolcall: unset it, or choose the recipe of $ENV_TYPE" >&2
     exit 2
 fi
+if [[ -n "${TASK_TYPE:-}" ]]; then
+    echo "TASK_TYPE is $TASK_TYPE. Tasks with tools have no types: unset it" >&2
+    exit 2
+fi
 unset ENV_TYPE
 export TOOLS_CONFIG="${TOOLS_CONFIG:-$here/tools_config.json}"
 openclaw-rl env check tools || echo "note: tasks that are unfit are left out" >&2

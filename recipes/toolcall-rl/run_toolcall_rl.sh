@@ -10,5 +10,9 @@ if [[ "${ENV_TYPE:-toolcall}" != toolcall ]]; then
     echo "ENV_TYPE is $ENV_TYPE, and this recipe is for toolcall: unset it, or choose the recipe of $ENV_TYPE" >&2
     exit 2
 fi
+if [[ -n "${TASK_TYPE:-}" ]]; then
+    echo "TASK_TYPE is $TASK_TYPE. Tasks with tools have no types: unset it" >&2
+    exit 2
+fi
 unset ENV_TYPE TOOLS_CONFIG # of the agent
 exec openclaw-rl up --config "$here/groups.yaml" "$@"

@@ -49,3 +49,24 @@ def test_a_run_whose_outcomes_train_nothing_says_so(
         done = CliRunner().invoke(cli, command)
     assert "were not checked" in str(done.exception), "it goes on, to the next thing that is missing"
     assert ("trains with combine, which learns nothing from outcomes" in done.output) is noted
+
+
+@pytest.mark.parametrize("words", [("--method", "binary"), ("--set", "train.method=binary"), ("--config", "FILE")])
+def test_training_on_tasks_refuses_another_method(tmp_path: Path, words: tuple[str, str]) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("train:\n  method: binary\n")
+    given = [word.replace("FILE", str(file)) for word in words]
+    done = CliRunner().invoke(cli, ["env", "train", "command", "--home", str(tmp_path / "home"), *given])
+    assert "train.method is binary" in str(done.exception)
+    assert "Expected groups" in str(done.exception)
+    assert not (tmp_path / "home").exists(), "nothing was started"
+
+
+@pytest.mark.parametrize("words", [(), ("--method", "groups")])
+def test_settings_of_groups_have_an_effect_on_training_on_tasks(tmp_path: Path, words: tuple[str, ...]) -> None:
+    address = GatewayAddress(url="http://127.0.0.1:9", model="m", model_path="starter", key="file", pid=os.getpid())
+    command = ["env", "train", "command", "--home", str(tmp_path), "--set", "train.loss.w_outcome=2", *words]
+    with publish_address(tmp_path, address):
+        done = CliRunner().invoke(cli, command)
+    assert "a system runs on" in str(done.exception), "it goes on, to the next thing that is wrong"
+    assert "no effect" not in done.output

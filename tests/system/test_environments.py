@@ -133,7 +133,7 @@ def test_a_run_plays_groups_and_reports_them(command: EnvironmentCommand) -> Non
     assert len(command.played("first")) == 9
     other = command.run("--group", "4", "--run", "first", "--unchecked", "--split", "all")
     assert other.returncode == 1
-    assert "begun with other settings (group)" in other.stderr
+    assert "begun with other settings (group: 3, now 4)" in other.stderr
     command.assert_nothing_left()
 
 

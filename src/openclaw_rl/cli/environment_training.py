@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,9 +15,12 @@ from openclaw_rl.cli.environments import (
     take_task_options,
     task_options,
 )
-from openclaw_rl.cli.load_config import load_config
+from openclaw_rl.cli.load_config import load_config, load_settings
 from openclaw_rl.common.printable import echo
 from openclaw_rl.settings.cli_options import FlagCommand, settings_options
+
+if TYPE_CHECKING:
+    from openclaw_rl.settings.load import Config
 
 _SETTLE_SECONDS = 3600.0  # for the steps after the last episode
 
@@ -48,8 +51,7 @@ def train_on_tasks(source: str, group_size: int, epochs: int, agent: str | None,
     from openclaw_rl.supervisor.subprocess_system import SubprocessSystem
 
     given = take_task_options(options)
-    config = load_config(**options, strict=True)
-    config = config.model_copy(update={"train": config.train.model_copy(update={"method": "groups"})})
+    config = load_group_config(**options)
     if running_address(config.home_dir) is not None:
         raise ConfigError(
             f"a system runs on {config.home_dir}: use `openclaw-rl env check` and `openclaw-rl env run` with it"
@@ -79,3 +81,18 @@ def train_on_tasks(source: str, group_size: int, epochs: int, agent: str | None,
     print_summary(TerminalConsole(), summary)
     echo(f"version {version} in {config.home_dir}")
     sys.exit(0 if summary.done else 1)
+
+
+def load_group_config(**options: Any) -> Config:
+    """Return the settings with `train.method: groups`. Raises `ConfigError` if another method is set anywhere."""
+    from openclaw_rl.environments.commands import GROUP_METHOD
+    from openclaw_rl.errors import ConfigError
+
+    loaded = load_settings(**options)
+    method, key = loaded.config.train.method, "train.method"
+    if key in loaded.sources and method != GROUP_METHOD:
+        raise ConfigError(
+            f"{loaded.sources[key]} is {method}, which learns nothing from outcomes of episodes. Expected "
+            f"{GROUP_METHOD}, which is the default of `env train`: leave it out"
+        )
+    return load_config(**(options | {"method": GROUP_METHOD}), strict=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -102,9 +103,21 @@ def run_environment(home: Path, key: str, request: SourceRequest, options: RunOp
 
 
 def _settings_of(request: SourceRequest) -> dict[str, object]:
-    """Return what may not change when a run is continued, besides its tasks."""
-    agent = {} if request.agent is None else {"agent": request.agent}
-    return {"source": request.source, "command": list(request.command), **agent}
+    """Return what may not change when a run is continued, besides its tasks. Existing paths are made absolute."""
+    argument, mark, query = request.argument.partition("?")
+    given = {
+        "argument": f"{_absolute_path(argument)}{mark}{query}",
+        "python": _absolute_path(request.python or ""),
+        "agent": request.agent,
+    }
+    if request.source == "tools" and (config := Path(request.argument) if request.argument else request.tools_config):
+        given["tools_config"] = hashlib.sha256(config.read_bytes()).hexdigest()
+    return {"source": request.source, "command": list(request.command), **{k: v for k, v in given.items() if v}}
+
+
+def _absolute_path(word: str) -> str:
+    file, at, task = word.partition("@")
+    return f"{Path(file).absolute()}{at}{task}" if file and Path(file).exists() else word
 
 
 def _choose_tasks(home: Path, source: TaskSource, options: RunOptions) -> list[EnvironmentTask]:

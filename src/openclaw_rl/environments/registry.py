@@ -102,7 +102,7 @@ def _harbor_source(request: SourceRequest) -> TaskSource:
 
 def _swe_source(request: SourceRequest) -> TaskSource:
     if not request.argument:
-        raise ConfigError("no instances: name a file of SWE-bench in JSON lines, e.g. `swe:instances.jsonl`")
+        raise ConfigError("no instances: name a file of SWE-bench or a folder of them, e.g. `swe:instances.jsonl`")
     return HarborSource(
         top=make_task_folders(Path(request.argument)),
         sandbox=request.sandbox,
@@ -175,7 +175,7 @@ SOURCES: Mapping[str, SourceKind] = {
     ),
     **{library.name: _library_kind(library) for library in LIBRARIES},
     "swe": SourceKind(
-        summary="instances of SWE-bench with local checkouts, as task folders: `swe:FILE`, agents as for `harbor`",
+        summary="instances of SWE-bench with local checkouts: `swe:FILE` or `swe:FOLDER`, agents as for `harbor`",
         takes=frozenset({"argument", "held_out_share", "agent"}),
         make_source=_swe_source,
         make_runner=_harbor_runner,

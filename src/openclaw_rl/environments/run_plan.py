@@ -17,6 +17,7 @@ from openclaw_rl.environments.types import EnvironmentTask
 from openclaw_rl.errors import ConfigError
 
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,47}")
+_DIGESTS = ("tasks", "tools_config")  # settings of a run whose value is a digest
 _DIGEST_CHARACTERS = 16  # in an id of a group; an id has at most 128
 
 
@@ -65,6 +66,10 @@ def check_run_name(name: str) -> str:
     return name
 
 
+def _describe_change(name: str, before: Any, now: Any) -> str:
+    return name if name in _DIGESTS else f"{name}: {before or 'none'}, now {now or 'none'}"
+
+
 def record_run(home: Path, plan: RunPlan, settings: Mapping[str, Any]) -> bool:
     """Record a run that begins; return whether it was begun before with the same settings.
 
@@ -76,11 +81,12 @@ def record_run(home: Path, plan: RunPlan, settings: Mapping[str, Any]) -> bool:
     entry = json.loads(json.dumps({**settings, **more}))
     if file.exists():
         before = json.loads(file.read_text(encoding="utf-8"))
-        changed = sorted(name for name in entry if before.get(name) != entry[name])
+        changed = sorted(name for name in {*entry, *before} if before.get(name) != entry.get(name))
         if changed:
+            words = "; ".join(_describe_change(name, before.get(name), entry.get(name)) for name in changed)
             raise ConfigError(
-                f"run {plan.name} was begun with other settings ({', '.join(changed)}). Continue it with the same, or "
-                "choose another --run"
+                f"run {plan.name} was begun with other settings ({words}). Continue it with the same, or choose "
+                "another --run"
             )
         return True
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

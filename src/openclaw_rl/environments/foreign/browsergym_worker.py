@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from policy_chat import ask_policy, stop_reason
-from request_loop import ForeignRefusal, content_digest, page_of_tasks, serve_requests
+from request_loop import ForeignRefusal, content_digest, files_digest, page_of_tasks, serve_requests
 from shared_browser import install_shared_browser, serve_folder
 
 SUBSETS = ("chat", "bid")
@@ -58,9 +58,8 @@ def _web_tasks(name: str, args: Mapping[str, Any]) -> list[dict[str, Any]]:
 
     tasks = []
     for task, folder in find_web_tasks(Path(name)).items():
-        files = {str(file.relative_to(folder)): file.read_text("utf-8") for file in sorted(folder.glob("**/*.*"))}
         data = {"folder": str(folder), "seed": 0, "film": args.get("film")}
-        tasks.append({"id": task, "digest": content_digest(files), "data": data})
+        tasks.append({"id": task, "digest": files_digest(folder), "data": data})
     return tasks
 
 
@@ -162,12 +161,16 @@ def _write_film(folder: Path, name: str, frames: list[Any]) -> None:
 
 
 async def play_task(asked: dict[str, Any]) -> dict[str, Any]:
-    """Play an episode: the page as text, the first action in each reply, until the task ends or a limit."""
+    """Play an episode: the page as text, the first action in each reply, until the task ends or a limit.
+
+    Raises `ForeignRefusal` if the limit is reached before the page is open, which is not the policy's fault.
+    """
     episode: BrowserEpisode = await in_browser(BrowserEpisode, asked["data"])
-    reason = "the task ended"
+    reason, is_open = "the task ended", False
     try:
         async with asyncio.timeout(asked["seconds"]):
             await in_browser(episode.open_page)
+            is_open = True
             messages = [{"role": "system", "content": write_system(episode)}]
             while not episode.is_over:
                 messages.append({"role": "user", "content": write_page(episode)})
@@ -179,6 +182,8 @@ async def play_task(asked: dict[str, Any]) -> dict[str, Any]:
                     episode.problem = "your reply has no action"
     except TimeoutError:
         reason = f"its limit of {asked['seconds']:g} s"
+        if not is_open:
+            raise ForeignRefusal(f"the page was not open within {asked['seconds']:g} s") from None
     except urllib.error.HTTPError as error:
         reason = stop_reason(error)
     finally:

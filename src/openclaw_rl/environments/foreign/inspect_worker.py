@@ -14,7 +14,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from request_loop import ForeignRefusal, content_digest, page_of_tasks, serve_requests
+from request_loop import (
+    ForeignRefusal,
+    content_digest,
+    files_digest,
+    module_digest,
+    page_of_tasks,
+    serve_requests,
+)
 from scripted_model import MODEL_NAME, ScriptedModel
 
 SCORING_SECONDS = 5.0  # of the time limit, for what is not the model's work
@@ -59,14 +66,26 @@ def load_task(asked: Mapping[str, Any]) -> Any:
     return found[0]
 
 
+def code_digest(asked: Mapping[str, Any]) -> str:
+    """Return the digest of a task: its files, its name in them, its arguments, and the version of the library."""
+    import inspect_ai
+
+    file, _, task = asked["name"].partition("@")
+    is_path = file.endswith(".py") or Path(file).exists()
+    files = files_digest(Path(file)) if is_path else module_digest(file.split("/")[0].replace("-", "_"))
+    name = task if is_path else file
+    return str(content_digest([files, name, asked["args"], inspect_ai.__version__]))
+
+
 async def list_tasks(asked: dict[str, Any]) -> dict[str, Any]:
     """Return the samples of a task as tasks."""
     key = json.dumps([asked["name"], asked["args"]], sort_keys=True)
     if key not in _tasks:
         found: dict[str, dict[str, Any]] = {}
-        for number, sample in enumerate(load_task(asked).dataset, 1):
+        dataset, code = load_task(asked).dataset, code_digest(asked)
+        for number, sample in enumerate(dataset, 1):
             name = sample.id if sample.id is not None else number
-            digest = str(content_digest([asked["name"].split("/")[-1], sample.model_dump(mode="json", exclude={"id"})]))
+            digest = str(content_digest([code, sample.model_dump(mode="json", exclude={"id"})]))
             data = {"name": asked["name"], "args": asked["args"], "sample": name, "digest": digest}
             found.setdefault(digest, {"id": f"sample-{name}", "digest": digest, "data": data})
         _tasks[key] = list(found.values())
@@ -92,7 +111,7 @@ async def run_process(asked: Mapping[str, Any]) -> dict[str, Any]:
         async with asyncio.timeout(asked["seconds"]):
             out, err = await process.communicate(json.dumps(asked).encode())
     except TimeoutError:
-        return {"reward": 0.0, "reason": f"not played and scored within {asked['seconds']:g} s"}
+        return {"status": "void", "reason": f"the task or its scorer hung: no end within {asked['seconds']:g} s"}
     finally:
         if process.returncode is None:
             process.kill()

@@ -91,19 +91,24 @@ def write_observation(observation: Mapping[str, Any]) -> str:
 
 
 async def play_task(asked: dict[str, Any]) -> dict[str, Any]:
-    """Play an episode: observation, reply, action, until the server says that it is done or a limit is reached."""
+    """Play an episode: observation, reply, action, until the server says that it is done or a limit is reached.
+
+    Raises `ForeignRefusal` if the limit is reached while the server works, which is not the policy's fault.
+    """
     from openenv.core.generic_client import GenericEnvClient
 
     schema = await asyncio.to_thread(read_schema, asked["data"]["url"])
     steps: list[dict[str, Any]] = []
-    reason = "the episode ended"
+    reason, is_asking = "the episode ended", False
     try:
         async with asyncio.timeout(asked["seconds"]), GenericEnvClient(asked["data"]["url"]) as client:
             result = await client.reset(seed=asked["data"]["seed"])
             messages = [{"role": "system", "content": write_system(schema)}]
             messages.append({"role": "user", "content": write_observation(result.observation)})
             while not result.done:
+                is_asking = True
                 reply, turn = await asyncio.to_thread(ask_policy, asked, messages)
+                is_asking = False
                 messages.append({"role": "assistant", "content": reply})
                 action = read_action(reply, schema)
                 if action is None:
@@ -121,6 +126,8 @@ async def play_task(asked: dict[str, Any]) -> dict[str, Any]:
                 messages.append({"role": "user", "content": write_observation(result.observation)})
     except TimeoutError:
         reason = f"its limit of {asked['seconds']:g} s"
+        if not is_asking:
+            raise ForeignRefusal(f"the server did not answer within the limit of {asked['seconds']:g} s") from None
     except urllib.error.HTTPError as error:
         reason = stop_reason(error)
     return {"outcome": {"reward": sum((step["reward"] for step in steps), 0.0), "steps": steps, "reason": reason}}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import hashlib
+import importlib.util
 import json
 import os
 import shutil
@@ -93,6 +94,25 @@ def content_digest(content: Any) -> str:
     """Return the hexadecimal SHA-256 of what a task says."""
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def files_digest(path: Path) -> str:
+    """Return the hexadecimal SHA-256 of a file, or of all files below a folder with their paths in it."""
+    found = hashlib.sha256()
+    inside = (file for file in path.rglob("*") if file.is_file() and "__pycache__" not in file.parts)
+    for file in sorted(inside) if path.is_dir() else [path]:
+        content = hashlib.sha256(file.read_bytes()).hexdigest()
+        found.update(f"{file.relative_to(path).as_posix()}\0{content}\n".encode())
+    return found.hexdigest()
+
+
+def module_digest(name: str) -> str:
+    """Return the digest of a module's file, or of its package's folder. Raises `ForeignRefusal` if it has neither."""
+    spec = importlib.util.find_spec(name)
+    places = [] if spec is None else list(spec.submodule_search_locations or filter(None, [spec.origin]))
+    if not places or not all(Path(place).exists() for place in places):
+        raise ForeignRefusal(f"the code of {name} is not in files, so a check could not name it")
+    return content_digest([files_digest(Path(place)) for place in places])
 
 
 def page_of_tasks(tasks: Sequence[Mapping[str, Any]], start: int) -> dict[str, Any]:

@@ -13,7 +13,14 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from request_loop import ForeignRefusal, content_digest, page_of_tasks, serve_requests
+from request_loop import (
+    ForeignRefusal,
+    content_digest,
+    files_digest,
+    module_digest,
+    page_of_tasks,
+    serve_requests,
+)
 from scripted_model import MODEL_NAME, ScriptedModel
 
 REMOTE_CLASSES = {"SandboxEnv", "SandboxMixin", "OpenEnvEnv"}
@@ -28,6 +35,7 @@ NO_ANSWER = "I have no answer."  # the reply that does nothing
 
 _problems: contextvars.ContextVar[list[str]] = contextvars.ContextVar("problems")
 _environments: dict[str, Any] = {}
+_codes: dict[str, str] = {}  # digest of each environment: its code, its arguments, the versions of the libraries
 _tasks: dict[str, list[dict[str, Any]]] = {}
 _scripted: list[ScriptedModel] = []
 
@@ -46,7 +54,7 @@ def load_environment(asked: Mapping[str, Any]) -> Any:
 
     In the main thread, because the library sets handlers of signals there.
     """
-    key = json.dumps([asked["name"], asked["args"]], sort_keys=True)
+    key = name_key(asked)
     if key not in _environments:
         vf = importlib.import_module("verifiers")
         if not hasattr(vf, "load_environment"):
@@ -59,12 +67,29 @@ def load_environment(asked: Mapping[str, Any]) -> Any:
             vf.Environment.__new__ = staticmethod(make_environment)
         environment = _load_named(vf, asked["name"], asked["args"])
         refuse_groups(environment)
+        _codes[key] = content_digest([code_digest(asked["name"]), asked["args"], vf.__version__])
         _environments[key] = environment
     return _environments[key]
 
 
+def name_key(asked: Mapping[str, Any]) -> str:
+    """Return the key of an environment `{"name", "args"}` in this process."""
+    return json.dumps([asked["name"], asked["args"]], sort_keys=True)
+
+
+def code_digest(name: str) -> str:
+    """Return the digest of the files of an environment."""
+    if is_path(name):
+        return str(files_digest(Path(name)))
+    return str(module_digest(name.replace("-", "_").split("/")[-1]))
+
+
+def is_path(name: str) -> bool:
+    return name.endswith(".py") or "/" in name
+
+
 def _load_named(vf: Any, name: str, args: Mapping[str, Any]) -> Any:
-    if name.endswith(".py") or "/" in name:
+    if is_path(name):
         path = Path(name)
         if not path.exists():
             raise ForeignRefusal(f"{name}: no such file. Expected a module with load_environment(), or its name")
@@ -114,7 +139,7 @@ def refuse_groups(environment: Any) -> None:
 
 async def list_tasks(asked: dict[str, Any]) -> dict[str, Any]:
     """Return the rows of the data sets as tasks: those of the evaluation set are held out."""
-    key = json.dumps([asked["name"], asked["args"]], sort_keys=True)
+    key = name_key(asked)
     if key not in _tasks:
         environment = load_environment(asked)
         _tasks[key] = await asyncio.to_thread(_read_tasks, environment, asked)
@@ -127,7 +152,7 @@ def _read_tasks(environment: Any, asked: Mapping[str, Any]) -> list[dict[str, An
     for source in ("eval_dataset", "dataset"):  # a row that both have is held out
         rows = _rows_of(environment, source)
         for number, row in enumerate(rows or ()):
-            digest = row_digest(asked["name"], row)
+            digest = row_digest(asked, row)
             data = {"name": asked["name"], "args": asked["args"], "source": source, "row": number, "digest": digest}
             task = {"id": f"{SPLITS[source]}-{number}", "digest": digest, "data": data}
             if source == "eval_dataset":
@@ -140,17 +165,21 @@ def _rows_of(environment: Any, source: str) -> Any:
     return environment.build_dataset() if source == "dataset" else environment.build_eval_dataset()
 
 
-def row_digest(name: str, row: Mapping[str, Any]) -> str:
-    """Return the digest of a row. Its number is no part of it."""
-    return str(content_digest([Path(name).stem, {key: value for key, value in row.items() if key != "example_id"}]))
+def row_digest(asked: Mapping[str, Any], row: Mapping[str, Any]) -> str:
+    """Return the digest of a row of a loaded environment and of its code. The number of the row is no part of it."""
+    code = _codes[name_key(asked)]
+    return str(content_digest([code, {key: value for key, value in row.items() if key != "example_id"}]))
 
 
 def find_row(environment: Any, data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the row of a task. Raises `ForeignRefusal` if the data set has changed since it was listed."""
     rows = _rows_of(environment, data["source"])
     row = dict(rows[data["row"]]) if rows is not None and data["row"] < len(rows) else {}
-    if row_digest(data["name"], row) != data["digest"]:
-        raise ForeignRefusal("the data set differs at each start: give the environment a seed, e.g. NAME?seed=0")
+    if row_digest(data, row) != data["digest"]:
+        raise ForeignRefusal(
+            "data set or code are not as when the tasks were listed. If the data set differs at each start, give the "
+            "environment a seed, e.g. NAME?seed=0"
+        )
     return row
 
 
@@ -165,7 +194,10 @@ async def play_task(asked: dict[str, Any]) -> dict[str, Any]:
 async def run_row(
     environment: Any, row: dict[str, Any], access: Mapping[str, str], model: str, seconds: float
 ) -> dict[str, Any]:
-    """Let the library play a row. Return the outcome."""
+    """Let the library play a row. Return the outcome.
+
+    The library ends the policy's part itself, so that the limit of the whole means that the environment hangs: void.
+    """
     from openai import AsyncOpenAI
     from verifiers.clients import OpenAIChatCompletionsClient
 
@@ -186,7 +218,10 @@ async def run_row(
                     state_columns=["trajectory"],
                 )
         except TimeoutError:
-            return {"reward": 0.0, "reason": f"not played and scored within {seconds:g} s"}
+            return {
+                "status": "void",
+                "reason": f"the environment or a reward function hung: no end within {seconds:g} s",
+            }
     return make_outcome(output, problems)
 
 

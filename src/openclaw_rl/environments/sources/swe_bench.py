@@ -1,4 +1,4 @@
-"""Makes task folders of SWE-bench instances: JSON lines, and checkouts of their repositories beside the file."""
+"""Makes task folders of SWE-bench instances: JSON lines, and checkouts of their repositories beside the files."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from openclaw_rl.common.assets import ASSETS
 from openclaw_rl.errors import ConfigError
 
 CHECKOUTS = "repos"
+FOLDER_TASKS = "swe-tasks"
+"""Name of the task folders of a folder of files."""
 _FIELDS = ("instance_id", "repo", "base_commit", "patch", "test_patch", "problem_statement")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _COMMIT = re.compile(r"[0-9a-fA-F]{7,40}|[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -50,29 +52,41 @@ class InstanceUnfit(Exception):
     """An instance that cannot be played in a box. The message says why, in words."""
 
 
-def make_task_folders(file: Path) -> Path:
-    """Write a task folder for each instance of a file, and return the folder of them, beside the file.
+def make_task_folders(path: Path) -> Path:
+    """Write a task folder for each instance of a file, or of the `*.jsonl` in a folder. Return the folder of them.
 
-    `repos/OWNER__NAME` beside the file is a git repository with the commits of the instances of OWNER/NAME. A folder
-    whose instance did not change stays. Raises `ConfigError` for a file that cannot be read or a folder that cannot be
-    written. An instance that no box can play becomes a task that is unfit, with the reason.
+    It is beside the file, or in the folder, and so are the checkouts: `repos/OWNER__NAME` is a git repository with the
+    commits of the instances of OWNER/NAME. A task folder stays if neither its instance nor the commit changed. Raises
+    `ConfigError` for what cannot be read or written. An instance that no box can play becomes a task that is unfit,
+    with the reason.
     """
+    beside, name = (path, FOLDER_TASKS) if path.is_dir() else (path.parent, f"{path.stem}-tasks")
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-        top = file.with_name(f"{file.stem}-tasks")
+        texts = {file: file.read_text(encoding="utf-8") for file in _list_files(path)}
+        top = beside / name
         top.mkdir(exist_ok=True)
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: {error}. Expected a file of SWE-bench, with a writable folder around it") from None
-    names = set()
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            instance = _read_instance(line, f"{file}:{number}")
-            names.add(instance["instance_id"])
-            _make_folder(instance, top / instance["instance_id"], file.parent / CHECKOUTS)
+        raise ConfigError(f"{path}: {error}. Expected a file of SWE-bench, with a writable folder around it") from None
+    instances: dict[str, dict[str, Any]] = {}
+    for file, text in texts.items():
+        for number, line in enumerate(text.splitlines(), 1):
+            if line.strip():
+                instance = _read_instance(line, f"{file}:{number}")
+                if instances.setdefault(instance["instance_id"], instance) != instance:
+                    raise ConfigError(f"{file}:{number}: {instance['instance_id']} occurs twice, with other content")
+    for instance in instances.values():
+        _make_folder(instance, top / instance["instance_id"], beside / CHECKOUTS)
     for folder in top.iterdir():
-        if folder.name not in names and (folder / _STAMP).exists():
+        if folder.name not in instances and (folder / _STAMP).exists():
             shutil.rmtree(folder)
     return top
+
+
+def _list_files(path: Path) -> list[Path]:
+    files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+    if not files:
+        raise ConfigError(f"{path}: no *.jsonl in this folder. Expected files of SWE-bench, one instance per line")
+    return files
 
 
 def _read_instance(line: str, where: str) -> dict[str, Any]:
@@ -96,9 +110,9 @@ def _read_instance(line: str, where: str) -> dict[str, Any]:
 
 def _make_folder(instance: Mapping[str, Any], folder: Path, checkouts: Path) -> None:
     repository = checkouts / instance["repo"].replace("/", "__")
-    has_checkout = "with" if repository.is_dir() else "without"
+    commit = _resolve_commit(repository, instance["base_commit"])
     verifier = (ASSETS / "environments" / "run_tests.py").read_bytes()
-    stamp = hashlib.sha256(json.dumps(instance, sort_keys=True).encode() + verifier + has_checkout.encode()).hexdigest()
+    stamp = hashlib.sha256(json.dumps([instance, commit], sort_keys=True).encode() + verifier).hexdigest()
     if (folder / _STAMP).is_file() and (folder / _STAMP).read_text() == stamp:
         return
     shutil.rmtree(folder, ignore_errors=True)
@@ -150,6 +164,19 @@ def _test_name(name: str) -> str:
     if not re.fullmatch(r"\w+(\.\w+)+", name):
         raise InstanceUnfit(f"its test {name!r} needs a program of its own to run: it needs an image")
     return name
+
+
+def _resolve_commit(repository: Path, commit: str) -> str | None:
+    """Return the full id of a commit; None if there is no repository, or it does not have the commit."""
+    if not repository.is_dir():
+        return None
+    found = subprocess.run(
+        ["git", "-C", str(repository), "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return None if found.returncode else found.stdout.strip()
 
 
 def _unpack_commit(repository: Path, commit: str, to: Path) -> None:

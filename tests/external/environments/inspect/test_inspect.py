@@ -50,6 +50,20 @@ def test_a_crash_is_void(command: LibraryCommand) -> None:
     command.assert_nothing_left()
 
 
+def test_a_scorer_that_hangs_is_void_and_a_check_counts_for_one_task(command: LibraryCommand) -> None:
+    done = command.run(
+        "run", f"inspect:{FILE}@hangs", "--run", "hangs", "--group", "2", "--unchecked", "--limit-seconds", "30"
+    )
+    assert done.returncode == 1
+    assert {(episode.outcome, episode.reason) for episode in command.episodes("hangs")} == {
+        ("void", "the task or its scorer hung: no end within 30 s")
+    }
+    assert command.run("check", f"inspect:{FILE}@hangs?seconds=0", *LIMITS).returncode == 0
+    refused = command.run("run", f"inspect:{FILE}@hangs?seconds=1", *LIMITS)
+    assert "1 of 1 tasks were not checked on this machine" in refused.stderr, refused.stderr
+    command.assert_nothing_left()
+
+
 def test_a_killed_runner_leaves_nothing(command: LibraryCommand) -> None:
     source = f"inspect:{FILE}@twice"
     options = ("--group", "8", "--parallel", "2", "--unchecked", *LIMITS)
@@ -65,7 +79,7 @@ def test_a_killed_runner_leaves_nothing(command: LibraryCommand) -> None:
 def test_what_cannot_be_played_is_refused_in_one_line(command: LibraryCommand) -> None:
     for source, options, words in (
         (f"inspect:{FILE}", ("--python", sys.executable), "pip install 'inspect_ai>=0.3.285,<0.4' 'openai>=2'"),
-        (f"inspect:{FILE}", (), "has 4 tasks: name one of"),
+        (f"inspect:{FILE}", (), "has 5 tasks: name one of"),
         (f"inspect:{FILE}@boxed", (), "a sandbox of its own"),
     ):
         done = command.run("run", source, *options)

@@ -65,21 +65,43 @@ def test_a_reward_is_the_number_that_the_environment_gave(command: LibraryComman
     command.assert_captured("sums")
 
 
-@pytest.mark.parametrize(("fault", "reason"), [("die", "the process ended"), ("raise", "the tool of the verifier")])
-def test_a_failure_of_the_environment_is_void_and_unfit(command: LibraryCommand, fault: str, reason: str) -> None:
+@pytest.mark.parametrize(
+    ("fault", "reason", "limits"),
+    [
+        ("die", "the process ended", LIMITS),
+        ("raise", "the tool of the verifier", LIMITS),
+        ("hang", "a reward function hung", ("--limit-seconds", "12")),
+    ],
+)
+def test_a_failure_of_the_environment_is_void_and_unfit(
+    command: LibraryCommand, fault: str, reason: str, limits: tuple[str, ...]
+) -> None:
     source = f"verifiers:{SUMS}?fault={fault}&number=1"
-    checked = command.run("check", source, *LIMITS)
+    checked = command.run("check", source, *limits)
     assert checked.returncode == 1
     assert "2 tasks, 2 unfit" in checked.stdout
     assert reason in checked.stdout
-    # The digest of a task is that of its row, which other tests play as well: held-out tasks need no check.
-    done = command.run("run", source, "--run", f"fault-{fault}", "--split", "held_out", "--group", "2", *LIMITS)
+    done = command.run("run", source, "--run", f"fault-{fault}", "--split", "held_out", "--group", "2", *limits)
     assert done.returncode == 1, "no episode is done"
     for episode in command.episodes(f"fault-{fault}"):
         assert episode.outcome == "void"
-        assert reason in episode.reason
+        assert reason in episode.reason, episode
     command.assert_nothing_left()
     assert command.run("check", f"verifiers:{SUMS}?number=1", *LIMITS).returncode == 0, "it works again"
+
+
+def test_a_check_counts_for_one_environment_with_its_arguments(command: LibraryCommand, tmp_path: Path) -> None:
+    for folder, change in (("good", ""), ("same", ""), ("bad", "# another rubric\n")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "sums.py").write_text(Path(SUMS).read_text() + change)
+    good = f"verifiers:{tmp_path / 'good' / 'sums.py'}?number=1"
+    assert command.run("check", good, *LIMITS).returncode == 0
+    for admitted in (good, good.replace("/good/", "/same/")):
+        assert command.play(admitted, f"one-{'same' in admitted}", "--group", "2", *LIMITS)["done"] == 2
+    for other in (good.replace("/good/", "/bad/"), f"{good}&fault=none"):
+        refused = command.run("run", other, "--group", "2", *LIMITS)
+        assert refused.returncode == 1
+        assert "1 of 1 tasks were not checked on this machine" in refused.stderr, refused.stderr
 
 
 def test_a_killed_runner_leaves_nothing(command: LibraryCommand) -> None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from openclaw_rl.environments.agents.chat_agent import AgentCall, ChatAgent, ChatReply, EpisodeOver, tool_message
 from openclaw_rl.environments.sources.tools.call_matching import CallMade, ExpectedCall, is_match
+from openclaw_rl.environments.sources.tools.tool_box import ToolBroken
 from openclaw_rl.environments.sources.tools.tool_config import TextCalls
 from openclaw_rl.environments.sources.tools.tool_session import ToolSession
 from openclaw_rl.environments.sources.tools.tool_task import ToolTask
 from openclaw_rl.environments.sources.tools.tool_text import explain_tools, find_text_calls
 from openclaw_rl.environments.types import PlayOutcome
+
+_CHECK_SECONDS = 120.0  # for the checks, besides what the policy left of its time
 
 
 class CallFormat(Protocol):
@@ -79,14 +84,32 @@ class ToolEpisode:
         self._left = [ExpectedCall(tool=call.tool, arguments=call.arguments) for call in task.calls]
         self._steps: list[dict[str, Any]] = []
 
-    async def play(self) -> PlayOutcome:
+    async def play(self, seconds: float) -> PlayOutcome:
         """Ask until a reply has no call, or no further reply is given, then check.
 
-        Raises `AgentReplyFailed`, `ToolBroken` and `SandboxError`: nothing is known of the policy then.
+        `seconds`: limit of the asking; a policy that takes longer has failed. Raises `AgentReplyFailed`, `ToolBroken`,
+        `SandboxError` and `OSError`: nothing is known of the policy then.
         """
+        limit, began = asyncio.timeout(seconds), time.monotonic()
+        try:
+            async with limit:
+                answer, reason = await self._ask_replies()
+        except TimeoutError:
+            if not limit.expired():  # of a tool
+                raise
+            return PlayOutcome(status="done", reward=0.0, reason=f"not done within {seconds:g} s")
+        left = seconds - (time.monotonic() - began) + _CHECK_SECONDS
+        try:
+            async with asyncio.timeout(left):
+                scores = await self._session.score_checks(answer)
+        except TimeoutError:
+            raise ToolBroken(f"the checks did not end within {left:.0f} s") from None
+        return score_outcome(scores, self._steps, reason)
+
+    async def _ask_replies(self) -> tuple[str, str | None]:
+        """Return the answer and None, or an empty answer and the reason."""
         definitions = self._session.list_definitions()
         messages = self._form.begin_messages(self._task, definitions)
-        answer, reason = "", None
         try:
             while True:
                 reply = await self._agent.ask_reply(messages, self._form.request_tools(definitions))
@@ -94,12 +117,10 @@ class ToolEpisode:
                 results = [await self._session.answer_call(call) for call in calls]
                 self._add_step(reply, results)
                 if not calls or self._task.only_calls:
-                    answer = reply.text
-                    break
+                    return reply.text, None
                 messages = [*messages, reply.message, *self._form.write_results(calls, results)]
         except EpisodeOver as over:
-            reason = f"no answer: {over}"
-        return score_outcome(await self._session.score_checks(answer), self._steps, reason)
+            return "", f"no answer: {over}"
 
     def _add_step(self, reply: ChatReply, results: Sequence[CallMade]) -> None:
         """Give the step reward to a reply all of whose calls are expected. Each expected call counts once."""

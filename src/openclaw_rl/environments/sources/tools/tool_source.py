@@ -15,6 +15,7 @@ from openclaw_rl.environments.agents.chat_agent import AgentCall, ChatAgent, ope
 from openclaw_rl.environments.sources.tools.answer_checks import PythonCheck
 from openclaw_rl.environments.sources.tools.bfcl_rows import is_bfcl_file, read_bfcl_tasks
 from openclaw_rl.environments.sources.tools.mcp_bridge import McpBridge
+from openclaw_rl.environments.sources.tools.tool_box import ToolBroken
 from openclaw_rl.environments.sources.tools.tool_config import ToolConfig, config_digest
 from openclaw_rl.environments.sources.tools.tool_episode import (
     CallFormat,
@@ -38,6 +39,7 @@ from openclaw_rl.errors import OpenClawError
 from openclaw_rl.settings.schema_sandbox import SandboxConfig
 
 AGENTS = ("chat", "text")
+_OPEN_SECONDS = 120.0  # for the MCP servers of an episode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +170,10 @@ class ToolRunner:
     async def play_episode(
         self, task: EnvironmentTask, ticket: EpisodeTicket, folder: str, limits: PlayLimits
     ) -> PlayOutcome:
-        """Play the task. What fails but the policy is void; a policy that takes too long has failed."""
+        """Play the task. What fails or hangs but the policy is void; a policy that takes too long has failed.
+
+        Its time begins when the tools are open.
+        """
         parsed = self._setup.parse_task(task)
         if self._http is None:
             self._http = open_agent_session()
@@ -176,15 +181,20 @@ class ToolRunner:
         session = ToolSession(self._setup.make_world(self._http, self._bridge), parsed, ticket.episode, folder)
         agent = ChatAgent(self._http, ticket, self._setup.config.request)
         try:
-            async with asyncio.timeout(limits.seconds):
-                await session.open_tools()
-                return await ToolEpisode(parsed, session, agent, self._form).play()
-        except TimeoutError:
-            return PlayOutcome(status="done", reward=0.0, reason=f"not done within {limits.seconds:g} s")
+            await _open_in_time(session)
+            return await ToolEpisode(parsed, session, agent, self._form).play(limits.seconds)
         except (OpenClawError, OSError) as error:
-            return void_outcome(str(error))
+            return void_outcome(str(error) or type(error).__name__)
         finally:
             await asyncio.shield(session.close())
+
+
+async def _open_in_time(session: ToolSession) -> None:
+    try:
+        async with asyncio.timeout(_OPEN_SECONDS):
+            await session.open_tools()
+    except TimeoutError:
+        raise ToolBroken(f"the tools did not open within {_OPEN_SECONDS:g} s") from None
 
 
 def describe_hosts(config: ToolConfig) -> Sequence[str]:

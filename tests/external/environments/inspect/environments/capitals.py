@@ -1,10 +1,11 @@
 """Tasks as people write them for Inspect."""
 
+import asyncio
 import os
 
 from inspect_ai import Task, task
 from inspect_ai.dataset import Sample
-from inspect_ai.scorer import CORRECT, Score, Scorer, Target, accuracy, includes, scorer
+from inspect_ai.scorer import CORRECT, INCORRECT, Score, Scorer, Target, accuracy, includes, scorer
 from inspect_ai.solver import Generate, Solver, TaskState, generate, solver
 
 SAMPLES = [
@@ -43,6 +44,19 @@ def dies() -> Task:
         return score
 
     return Task(dataset=SAMPLES[:1], solver=generate(), scorer=die())
+
+
+@task
+def hangs(seconds: int = 1000) -> Task:
+    @scorer(metrics=[accuracy()])
+    def wait() -> Scorer:
+        async def score(state: TaskState, target: Target) -> Score:
+            await asyncio.sleep(seconds)
+            return Score(value=CORRECT if target.text in state.output.completion else INCORRECT)
+
+        return score
+
+    return Task(dataset=SAMPLES[:1], solver=generate(), scorer=wait())
 
 
 @task

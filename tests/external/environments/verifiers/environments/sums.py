@@ -1,5 +1,6 @@
 """Sums in one reply, with the answer in tags: an environment as people write them for verifiers 0.3."""
 
+import asyncio
 import os
 
 import verifiers as vf
@@ -15,7 +16,9 @@ def load_environment(fault: str = "", number: int = 3) -> vf.Environment:
 
     parser = vf.XMLParser(["answer"])
 
-    def has_sum(completion: vf.Messages, answer: str) -> float:
+    async def has_sum(completion: vf.Messages, answer: str) -> float:
+        if fault == "hang":
+            await asyncio.sleep(1000)
         if fault == "die":
             os._exit(7)
         if fault == "raise":

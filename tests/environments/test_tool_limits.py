@@ -1,0 +1,89 @@
+"""The limit of an episode with tools is the policy's: servers that open slowly do not use it up. No box is opened."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from openclaw_rl.environments.registry import SourceRequest, find_source
+from openclaw_rl.environments.sources.tools import tool_source
+from openclaw_rl.environments.types import EpisodeTicket, PlayLimits, PlayOutcome
+
+SLOW_SERVER = """#!{python}
+import json, sys, time
+for line in sys.stdin:
+    asked = json.loads(line)
+    if "open" in asked:
+        time.sleep(2)
+    print(json.dumps({{"id": asked["id"], "tools": []}}), flush=True)
+"""
+"""Stands for a Python with the package `mcp`, whose servers take two seconds to open."""
+
+
+async def play_task(request: SourceRequest, seconds: float, reply_seconds: float = 0) -> PlayOutcome:
+    """Play the first task of a source with a policy that answers 42."""
+    kind = find_source(request)
+    task = next(iter(kind.make_source(request).load_tasks()))
+    runner = kind.make_runner(request)
+
+    async def reply(_: web.Request) -> web.Response:
+        await asyncio.sleep(reply_seconds)
+        message = {"role": "assistant", "content": "42"}
+        return web.json_response({"id": "chatcmpl-1", "choices": [{"message": message}]})
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", reply)
+    server = web.AppRunner(app, shutdown_timeout=0.1)
+    await server.setup()
+    await web.TCPSite(server, "127.0.0.1", 0).start()
+    address = f"http://127.0.0.1:{server.addresses[0][1]}/v1"
+    ticket = EpisodeTicket(episode="e", base_url=address, api_key="k", model="m")
+    runner.open_runner(tempfile.mkdtemp())
+    try:
+        return await runner.play_episode(task, ticket, f"{tempfile.mkdtemp()}/e", PlayLimits(seconds=seconds))
+    finally:
+        await runner.close_runner()
+        await server.cleanup()
+
+
+def request_of(folder: Path, config: object, check: dict[str, object]) -> SourceRequest:
+    (folder / "tools.json").write_text(json.dumps(config))
+    (folder / "tasks.jsonl").write_text(json.dumps({"prompt": "p", "check": check}) + "\n")
+    python = folder / "slow-python"
+    python.write_text(SLOW_SERVER.format(python=sys.executable))
+    python.chmod(0o755)
+    return SourceRequest(
+        source="tools",
+        argument=str(folder / "tools.json"),
+        tasks=folder / "tasks.jsonl",
+        python=str(python),
+        search_path="/usr/bin:/bin",
+    )
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> SourceRequest:
+    config = {"mcp": [{"name": "slow", "url": "http://127.0.0.1:9/mcp"}]}
+    return request_of(tmp_path, config, {"kind": "exact", "value": "42"})
+
+
+def test_a_server_that_opens_slowly_does_not_use_the_time_of_the_policy(slow: SourceRequest) -> None:
+    found = asyncio.run(play_task(slow, seconds=1))
+    assert (found.status, found.reward) == ("done", 1.0), found.reason
+
+
+def test_a_server_that_does_not_open_is_void(slow: SourceRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tool_source, "_OPEN_SECONDS", 0.5)
+    found = asyncio.run(play_task(slow, seconds=60))
+    assert (found.status, found.reason) == ("void", "the tools did not open within 0.5 s")
+
+
+def test_a_policy_that_takes_too_long_has_failed(slow: SourceRequest) -> None:
+    found = asyncio.run(play_task(slow, seconds=1, reply_seconds=30))
+    assert (found.status, found.reward, found.reason) == ("done", 0.0, "not done within 1 s")
