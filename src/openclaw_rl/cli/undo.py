@@ -65,7 +65,7 @@ def run_undo(
         if not selected and not _count_left(store):
             raise click.UsageError("give --turn, --session, --since or --lesson; no undo is in progress.")
         if selected:
-            agreed = check_safe_files(store, selected, config.policy.per)
+            agreed = check_safe_files(store, selected)
             for plan in agreed:
                 echo(describe_plan(plan))
             if not yes:
@@ -155,10 +155,14 @@ def _retrain(config: Config, store: Store, *, now: bool) -> None:
 
 
 def _train_here(config: Config, store: Store) -> None:
+    from openclaw_rl.settings.load import with_policy_owner
+    from openclaw_rl.store.lineage.policy_names import stored_owner
     from openclaw_rl.train.resume import resolve_base
     from openclaw_rl.train.worker import open_train_loop
 
     logging.getLogger("bitsandbytes.backends.cpu").setLevel(logging.ERROR)  # see `setup_logging`
+    with store.read() as conn:
+        config = with_policy_owner(config, stored_owner(conn))
     loop = open_train_loop(resolve_base(config), store)
 
     def train_batch() -> None:

@@ -19,7 +19,7 @@ from openclaw_rl.store import events, sessions, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lessons import lessons, practice_turns, removal
 from openclaw_rl.store.lineage import policies, policy_marks, retraining
-from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME, PolicyOwner, is_owned, read_heads
+from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME, is_owned, name_of_turn, read_heads, stored_owner
 from openclaw_rl.store.lineage.retraining import RepeatedBatch
 from openclaw_rl.store.lineage.trained_turns import TrainedTurn, turns_by_hint, turns_of_lineage
 from openclaw_rl.train.policy_folders import folder_bytes, has_metadata
@@ -36,7 +36,6 @@ class UndoPlan:
     """The effect of an undo on one policy."""
 
     name: str  # of the policy
-    per: PolicyOwner  # who has a policy of its own
     head: int
     safe: int  # the version that answers while the rest is trained on again; the head if no version used the turns
     is_exact: bool  # the safe version has its optimizer state, so that the result is the same to the bit
@@ -106,23 +105,29 @@ def _turns_with_lesson(conn: Connection, lesson: str) -> list[str]:
     return [*(turn for hint in meant for turn in known[hint]), *evidence]
 
 
-def affected_policies(conn: Connection, selected: Collection[str]) -> list[str]:
-    """Return the names of the heads whose lineages used these turns, or turns of practice that were made from them.
+def turns_by_policy(conn: Connection, selected: Collection[str]) -> dict[str, list[str]]:
+    """Return the policies from which these turns are taken, each with its own, oldest first.
 
-    Without any, that is the default policy.
+    A turn belongs to every policy whose lineage used it, or would in an undo in progress; else to that of its owner.
+    Turns of practice that were made from the selected ones are taken, too.
     """
     out, heads = {*selected, *practice_turns.turns_practised_from(conn, selected)}, read_heads(conn)
-    used = {head: any(row.turn in out for row in turns_of_lineage(conn, head)) for head in set(heads.values())}
-    return [name for name, head in sorted(heads.items()) if used[head]] or [DEFAULT_NAME]
+    used = {head: {row.turn for row in turns_of_lineage(conn, head)} & out for head in set(heads.values())}
+    found = {
+        name: used[head] | {turn for batch in retraining.outstanding_batches(conn, name) for turn in batch.turns} & out
+        for name, head in heads.items()
+    }
+    per = stored_owner(conn)
+    for turn in out.difference(*found.values()):
+        found.setdefault(name_of_turn(conn, per, turn), set()).add(turn)
+    return {name: sessions.sort_turns(conn, own) for name, own in sorted(found.items()) if own}
 
 
-def plan_undo(
-    conn: Connection, selected: Sequence[str], name: str = DEFAULT_NAME, per: PolicyOwner = "all"
-) -> UndoPlan:
+def plan_undo(conn: Connection, selected: Sequence[str], name: str = DEFAULT_NAME) -> UndoPlan:
     """Plan to take these turns out of a policy, with the turns of practice that were made from them.
 
-    A policy that is not trained with `per`, such as the shared parent, only goes back to the safe version. Raises
-    `OpenClawError` if no version is left to begin from, or if training is frozen.
+    A policy that is not trained under the home's `policy.per`, such as the shared parent, only goes back to the safe
+    version. Raises `OpenClawError` if no version is left to begin from, or if training is frozen.
     """
     if policy_marks.frozen_since(conn) is not None:
         raise OpenClawError("training is frozen, and an undo trains again. First: openclaw-rl policies unfreeze")
@@ -134,10 +139,9 @@ def plan_undo(
     safe, is_exact = _find_safe_version(conn, line[line.index(used_by[0]) + 1 :]) if used_by else (head, True)
     undone = tuple(line[: line.index(safe.version)])
     left = retraining.outstanding_batches(conn, name)
-    batches = tuple(_batches_without(used, undone, left, out)) if is_owned(per, name) else ()
+    batches = tuple(_batches_without(used, undone, left, out)) if is_owned(stored_owner(conn), name) else ()
     return UndoPlan(
         name=name,
-        per=per,
         head=head.version,
         safe=safe.version,
         is_exact=is_exact,
@@ -202,14 +206,14 @@ def _estimate_seconds(conn: Connection, batches: Sequence[RepeatedBatch]) -> tup
     return low, high
 
 
-def check_safe_files(store: Store, selected: Sequence[str], per: PolicyOwner = "all") -> list[UndoPlan]:
+def check_safe_files(store: Store, selected: Sequence[str]) -> list[UndoPlan]:
     """Plan the undo for each affected policy, and compare the files of the safe versions with their digests.
 
     A version that is found damaged is passed over. Raises `OpenClawError` if no version is left.
     """
     while True:
         with store.read() as conn:
-            plans = [plan_undo(conn, selected, name, per) for name in affected_policies(conn, selected)]
+            plans = [plan_undo(conn, own, name) for name, own in turns_by_policy(conn, selected).items()]
         if all(plan.safe == plan.head or policies.examine_files(store, plan.safe) is None for plan in plans):
             return plans
 
@@ -222,7 +226,7 @@ def apply_undo(conn: Connection, agreed: Sequence[UndoPlan], *, reason: str) -> 
     `OpenClawError` if another version than an agreed one would answer.
     """
     now = time.time()
-    plans = [plan_undo(conn, plan.turns, plan.name, plan.per) for plan in agreed]
+    plans = [plan_undo(conn, plan.turns, plan.name) for plan in agreed]
     for plan, old in zip(plans, agreed, strict=True):
         if plan.safe != old.safe and (old.used_by or plan.used_by):
             raise OpenClawError(f"version {old.safe} is no longer the version to return to. Repeat the command")
