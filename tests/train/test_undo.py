@@ -153,7 +153,10 @@ def test_turns_that_were_not_trained_on_only_leave_the_queue(home: Home) -> None
 def test_by_lesson_and_by_time(home: Home) -> None:
     home.learn(1, hints=("Write shorter replies.",), at=time.time() - 7200)
     home.learn(1, hints=("Use metric units.",))
-    assert "--lesson is empty" in str(home.undo("--lesson", "", "--yes").exception)
+    for words in ("", ".", " e ", "re"):
+        refused = home.undo("--lesson", words, "--yes").exception
+        assert f"--lesson {words!r}: expected the id of a hint, or a part of its text with at least 3" in str(refused)
+    assert home.head() == 2, "nothing was undone"
     unknown = home.undo("--lesson", "nothing like this", "--yes")
     assert isinstance(unknown.exception, OpenClawError)
     assert f"{lesson_id('Use metric units.')}  Use metric units." in str(unknown.exception)
@@ -162,7 +165,23 @@ def test_by_lesson_and_by_time(home: Home) -> None:
         assert select_turns(conn, lesson=lesson_id("Use metric units.")) == home.learned[2]
         assert select_turns(conn, lesson="METRIC") == home.learned[2]
         assert select_turns(conn, names=["s2"], ids=[home.learned[1][1]]) == [home.learned[1][1], home.learned[2][0]]
-    assert "2 versions rolled back" in home.undo("--lesson", "shorter", "--yes").output
+    done = home.undo("--lesson", "SHORTER", "--yes").output
+    assert done.splitlines()[:2] == [
+        "hints and lessons that match:",
+        f"  {lesson_id('Write shorter replies.')}  Write shorter replies. (2 turns)",
+    ]
+    assert "2 versions rolled back" in done
+
+
+def test_an_undo_by_words_lists_what_matches_before_it_asks(home: Home) -> None:
+    home.learn(1, hints=("Write shorter replies.",))
+    home.learn(1, hints=("Write longer replies.",))
+    refused = home.undo("--lesson", "replies", answer="n\n")
+    lines = refused.output.splitlines()
+    asked = next(number for number, line in enumerate(lines) if "Continue?" in line)
+    for hint in ("Write shorter replies.", "Write longer replies."):
+        assert f"  {lesson_id(hint)}  {hint} (2 turns)" in lines[:asked]
+    assert home.head() == 2
 
 
 def test_by_the_id_of_a_lesson_which_goes_with_its_turns(home: Home) -> None:

@@ -33,7 +33,7 @@ from openclaw_rl.store.lineage.version_stats import (
     untrusted_judges,
 )
 from openclaw_rl.train.tracking import off_policy_summary
-from openclaw_rl.types import Policy
+from openclaw_rl.types import Policy, PolicyState
 
 _OVERRIDE = "the owner can set serve.sampling_override: "
 CURES = {
@@ -300,8 +300,10 @@ def _render_newest_step(versions: Sequence[Mapping[str, Any]]) -> Text:
 
 
 def _render_gate(versions: Sequence[Mapping[str, Any]]) -> Text:
-    """Return the figures of the newest version that the gate has examined, as mean differences from its parent."""
+    """Return the gate's figures of the newest version that is live or a candidate: mean differences from its parent."""
     for row in reversed(versions):
+        if row["state"] not in (PolicyState.LIVE, PolicyState.CANDIDATE):
+            continue
         found = {name.removeprefix("gate/"): value for name, value in row["metrics"].items() if name in GATE_FIGURES}
         if found:
             words = ", ".join(f"{name.replace('_', ' ')} {value:+.2f}" for name, value in found.items())

@@ -18,6 +18,7 @@ from openclaw_rl.errors import OpenClawError
 from openclaw_rl.store import events, sessions, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lessons import lessons, practice_turns, removal
+from openclaw_rl.store.lessons.lessons import Lesson
 from openclaw_rl.store.lineage import policies, policy_marks, retraining
 from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME, is_owned, name_of_turn, read_heads, stored_owner
 from openclaw_rl.store.lineage.retraining import RepeatedBatch
@@ -26,6 +27,7 @@ from openclaw_rl.train.policy_folders import folder_bytes, has_metadata
 from openclaw_rl.types import Policy
 
 SHOWN_LESSONS = 20
+MIN_WORD_CHARS = 3  # letters or digits in words that select hints
 _LESSON_DIGITS = 8
 _BATCH_SECONDS = 0.5  # reading, building and publishing a batch, at most
 _MAX_SLOWDOWN = 3.0  # of a step, against its recorded time: other work on this machine
@@ -52,6 +54,15 @@ class UndoPlan:
         return len({turn for batch in self.batches for turn in batch.turns})
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatchedHint:
+    """A hint or a lesson that `--lesson` means."""
+
+    id: str
+    text: str
+    turns: tuple[str, ...]  # that have the hint, or that are the evidence of the lesson
+
+
 def lesson_id(hint: str) -> str:
     """Return the short name of a hint."""
     return hashlib.sha256(hint.encode(errors="surrogatepass")).hexdigest()[:_LESSON_DIGITS]
@@ -67,8 +78,8 @@ def select_turns(
 ) -> list[str]:
     """Return the turns to take out, oldest first: those that fit any of the conditions.
 
-    `names`: sessions; `since`: main turns answered since then, in seconds since the epoch; `lesson`: the id of a lesson
-    or of a hint, or a part of the text of either. Raises `OpenClawError` if a condition fits no turn.
+    `names`: sessions; `since`: main turns answered since then, in seconds since the epoch; `lesson`: see `match_hints`.
+    Raises `OpenClawError` if a condition fits no turn.
     """
     found: set[str] = set()
     for id_ in ids:
@@ -84,25 +95,38 @@ def select_turns(
             raise OpenClawError("no turn was answered since that time")
         found.update(newest)
     if lesson is not None:
-        found.update(_turns_with_lesson(conn, lesson))
+        found.update(turn for hint in match_hints(conn, lesson) for turn in hint.turns)
     return sessions.sort_turns(conn, found)
 
 
-def _turns_with_lesson(conn: Connection, lesson: str) -> list[str]:
-    if not lesson.strip():
-        raise OpenClawError("--lesson is empty: every hint would fit. `openclaw-rl learned` lists the hints")
-    if lessons.get(conn, lesson) is not None:
-        return [one.turn for one in lessons.turns_of_lesson(conn, lesson)]
-    if practised := practice_turns.turns_of_lessons(conn, [lesson]):  # the lesson was forgotten
-        return practised
-    known, words = turns_by_hint(conn), lesson.casefold()
-    meant = [hint for hint in known if lesson == lesson_id(hint) or words in hint.casefold()]
-    noted = [found.id for found in lessons.list_lessons(conn) if words in found.text.casefold()]
-    if not meant and not noted:
+def match_hints(conn: Connection, lesson: str) -> list[MatchedHint]:
+    """Return the hints and lessons with this id, else those whose text contains the words, in any case.
+
+    Raises `OpenClawError` if nothing matches, or for words that would match almost everything.
+    """
+    if (noted := lessons.get(conn, lesson)) is not None:
+        return [_matched_lesson(conn, noted)]
+    if practised := practice_turns.turns_of_lessons(conn, [lesson]):
+        return [MatchedHint(id=lesson, text="(a lesson that was forgotten)", turns=tuple(practised))]
+    known, words = turns_by_hint(conn), lesson.strip().casefold()
+    meant = [hint for hint in known if lesson == lesson_id(hint)]
+    if not meant and sum(map(str.isalnum, words)) < MIN_WORD_CHARS:
+        raise OpenClawError(
+            f"--lesson {lesson!r}: expected the id of a hint, or a part of its text with at least {MIN_WORD_CHARS} "
+            "letters or digits, because less fits almost every hint. `openclaw-rl learned` lists the hints with ids"
+        )
+    meant = meant or [hint for hint in known if words in hint.casefold()]
+    found = [MatchedHint(id=lesson_id(hint), text=hint, turns=tuple(known[hint])) for hint in meant]
+    found += [_matched_lesson(conn, one) for one in lessons.list_lessons(conn) if words in one.text.casefold()]
+    if not found:
         listed = "".join(f"\n  {lesson_id(hint)}  {hint}" for hint in list(known)[:SHOWN_LESSONS])
         raise OpenClawError(f"no hint has the text or the id {lesson!r}. The hints are:{listed or ' none'}")
-    evidence = [one.turn for id_ in noted for one in lessons.turns_of_lesson(conn, id_)]
-    return [*(turn for hint in meant for turn in known[hint]), *evidence]
+    return found
+
+
+def _matched_lesson(conn: Connection, lesson: Lesson) -> MatchedHint:
+    turns_of_lesson = tuple(one.turn for one in lessons.turns_of_lesson(conn, lesson.id))
+    return MatchedHint(id=lesson.id, text=lesson.text, turns=turns_of_lesson)
 
 
 def turns_by_policy(conn: Connection, selected: Collection[str]) -> dict[str, list[str]]:
