@@ -29,8 +29,9 @@ from openclaw_rl.types import Policy
 SHOWN_LESSONS = 20
 MIN_WORD_CHARS = 3  # letters or digits in words that select hints
 _LESSON_DIGITS = 8
-_BATCH_SECONDS = 0.5  # reading, building and publishing a batch, at most
-_MAX_SLOWDOWN = 3.0  # of a step, against its recorded time: other work on this machine
+_SPREAD = 1.5  # factor by which the machine may be slower or faster than when the times were recorded
+_NOTICE_SECONDS = 2.0  # until the trainer sees the undo, at most
+_LOADED_BYTES = 2e8  # of weights and optimizer state that are compared with their digests and loaded in a second
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +174,7 @@ def plan_undo(conn: Connection, selected: Sequence[str], name: str = DEFAULT_NAM
         used_by=tuple(used_by),
         undone_versions=undone,
         batches=batches,
-        seconds=_estimate_seconds(conn, batches),
+        seconds=_estimate_seconds(conn, batches, safe),
         disk_bytes=len(batches) * folder_bytes(head.path),
     )
 
@@ -217,17 +218,27 @@ def _batches_without(
     return batches
 
 
-def _estimate_seconds(conn: Connection, batches: Sequence[RepeatedBatch]) -> tuple[float, float]:
-    """Estimate the training time from the recorded times of the steps that are repeated."""
+def _estimate_seconds(conn: Connection, batches: Sequence[RepeatedBatch], safe: Policy) -> tuple[float, float]:
+    """Estimate the training time, at least and at most, from the recorded times of the batches that are repeated.
+
+    The lower figure counts the share of the turns that are left. The upper one adds the start: the trainer sees the
+    undo, ends the batch that it works on, and loads the safe version.
+    """
+    if not batches:
+        return 0.0, 0.0
     versions = {policy.version: policy for policy in policies.get_many(conn, {b.repeats for b in batches})}
-    times = {v: policy.metrics["seconds"] for v, policy in versions.items() if "seconds" in policy.metrics}
+    times = {v: seconds for v, policy in versions.items() if (seconds := _batch_seconds(policy)) is not None}
     usual = sum(times.values()) / len(times) if times else 0.0
-    low = high = 0.0
-    for batch in batches:
-        seconds = times.get(batch.repeats, usual)
-        low += seconds * min(1.0, len(batch.turns) / max(1.0, versions[batch.repeats].metrics.get("turns", 1.0)))
-        high += seconds * _MAX_SLOWDOWN + _BATCH_SECONDS
-    return low, high
+    share = {b.repeats: len(b.turns) / max(1.0, versions[b.repeats].metrics.get("turns", 1.0)) for b in batches}
+    least = sum(times.get(batch.repeats, usual) * min(1.0, share[batch.repeats]) for batch in batches)
+    most = sum(times.get(batch.repeats, usual) for batch in batches)
+    start = _NOTICE_SECONDS + usual + folder_bytes(safe.path) / _LOADED_BYTES
+    return least / _SPREAD, most * _SPREAD + start
+
+
+def _batch_seconds(policy: Policy) -> float | None:
+    """Return the recorded time of a version's batch; of its step alone, if an older openclaw-rl made it."""
+    return policy.metrics.get("seconds/batch", policy.metrics.get("seconds"))
 
 
 def check_safe_files(store: Store, selected: Sequence[str]) -> list[UndoPlan]:
