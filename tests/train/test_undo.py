@@ -353,7 +353,7 @@ def test_the_time_that_it_says_is_that_of_the_recorded_batches(home: Home) -> No
         plan = plan_undo(conn, select_turns(conn, names=["s1"]))
     assert (plan.safe, len(plan.batches), len(recorded)) == (0, 12, 12)
     assert min(recorded) >= 0.05
-    assert 0.5 * looped <= sum(recorded[1:]) <= looped, "what the loop does between batches is little"
+    assert 0.8 * looped <= sum(recorded[1:]) <= looped, "nothing that each batch needs is left out"
     whole, usual = sum(recorded), sum(recorded) / 12
     assert plan.seconds[1] == pytest.approx(1.5 * whole + 2 + usual)
     assert plan.seconds[0] == pytest.approx((whole - recorded[0] / 2) / 1.5), (

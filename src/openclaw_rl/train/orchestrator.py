@@ -86,7 +86,7 @@ class TrainLoop:
         self._clock, self._watch, self._practice = clock, watch, practice
         self._trainer = LoadedTrainer(trainer, self._monitor, self._root)
         self._cleaned_epoch: int | None = None  # epoch of the lease under which the folders were cleaned up
-        self._next_check = self._began = 0.0
+        self._next_check = self._began = self._ended = 0.0  # `_ended`: of a batch in the iteration before, else 0
         self._drop_counts: Counter[str] = Counter()  # counts of dropped turns since the last version, by metric name
         self._idle: list[Policy] = []  # heads of policies that wait for turns
         self._is_fixed = False  # the batch is part of a failed one that is being bisected, or of an undo
@@ -120,7 +120,7 @@ class TrainLoop:
             raise
 
     def _run_iteration(self) -> bool:
-        self._began = time.perf_counter()
+        self._began, self._ended = self._ended or time.perf_counter(), 0.0
         lease = self._keeper.acquire()
         if lease is None:
             self.note = self._keeper.waiting_note()
@@ -388,7 +388,7 @@ class TrainLoop:
         """Return all metrics of a step; after every `track.eval_every`-th one also those of satisfaction."""
         with self._store.read() as conn:
             metrics = step.collect_metrics(conn, self._drop_counts + Counter(counts)) | self._ledger.metrics
-            metrics["seconds/batch"] = time.perf_counter() - self._began
+            metrics["seconds/batch"], self._ended = (now := time.perf_counter()) - self._began, now
             if self._eval_every is not None and int(metrics.get("step", 0)) % self._eval_every == 0:
                 line = policies.lineage(conn, step.head.version)
                 metrics |= satisfaction_metrics(conn, line[: self._eval_every])
