@@ -203,10 +203,15 @@ $(GUI_VENV)/.installed: $(STAMP)
 test-gui: $(STAMP) $(GUI_VENV)/.installed  ## the example rollout at web pages in a real browser (two minutes)
 	$(GUI_VENV)/bin/python -m pytest tests/plugins/gui_in_a_browser.py
 
+<<<<<<< HEAD
 bench: $(STAMP)  ## gateway and trainer against their peers, token gaps while swapping and practising, a long session, boxes and tools, files; benchmarks/results
+=======
+bench: $(STAMP)  ## gateway and trainer against their peers, token gaps while swapping and practising, policies of one's own, a long session, files; benchmarks/results
+>>>>>>> trust-gaps
 	$(BIN)/python benchmarks/gateway.py
 	$(BIN)/python -m benchmarks.swaps
 	$(BIN)/python -m benchmarks.practice_load
+	$(BIN)/python -m benchmarks.own_policies
 	$(BIN)/python benchmarks/openclaw_session.py
 	$(BIN)/python -m benchmarks.tool_episodes
 	$(BIN)/python benchmarks/trainer.py

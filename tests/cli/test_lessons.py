@@ -23,7 +23,7 @@ from openclaw_rl.store.db import Store
 from openclaw_rl.store.lessons import lessons
 from openclaw_rl.store.lessons.lessons import Lesson, LessonState
 from openclaw_rl.store.lineage import policies
-from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME
+from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME, PolicyOwner, record_owner
 from openclaw_rl.supervisor.supervisor import prepare_home
 from openclaw_rl.types import Policy, PolicyState
 
@@ -174,12 +174,14 @@ def test_chat_shows_versions_of_the_policy_that_answers_and_of_no_other(config: 
             policy = replace(root, version=version, parent=0, name=name, path=str(tmp_path / f"v{version}"))
             policies.insert_version(conn, policy, [], PolicyState.LIVE)
             events.append(conn, "policy.live", str(version), {}, 2.0)
-    own = from_flat({"home": str(tmp_path), "serve.api_key": "sk-test", "policy.per": "agent"})
     shown = {}
-    for given in (config, own):
-        session = _ChatSession(given, TerminalConsole())
+    owners: tuple[PolicyOwner, ...] = ("all", "agent")
+    for per in owners:
+        with Store.open(config.store_path) as store, store.write() as conn:
+            record_owner(conn, per)
+        session = _ChatSession(config, TerminalConsole())
         session._conversation.last_id = "turn-1"
         lines = [session._event_line(event) for event in session._new_events(0)]
-        shown[given.policy.per] = [line for line in lines if line]
-    assert shown["all"] == ["version 1 is live: it learned from you", "version 2 is live: it learned from you"]
+        shown[per] = [line for line in lines if line]
+    assert shown["all"] == ["version 2 is live: it learned from you"]
     assert shown["agent"] == ["version 1 is live: it learned from you"]

@@ -35,7 +35,7 @@ from openclaw_rl.settings.load import Config, from_flat
 from openclaw_rl.store import exchanges, leases
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import candidates, policies
-from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME, ensure_shared
+from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME, start_policies
 from openclaw_rl.testing import ReplyScript, ScriptedEngine, write_adapter
 from openclaw_rl.types import Exchange, ExchangeStatus, Policy, PolicyState
 
@@ -264,9 +264,8 @@ def start(tmp_path: Path, renderers: Callable[..., Renderer], empty_store: Path)
         if store is None:
             shutil.copy(empty_store, config.store_path)
             store = Store.open(config.store_path)
-        if config.policy.per != "all":
-            with store.write() as conn:
-                ensure_shared(conn)
+        with store.write() as conn:
+            start_policies(conn, config.policy.per)
         options = {} if config.serve.special_tokens == "text" else {"literal_text": False}
         renderer = renderers(kind, **options)
         script = Script(renderer)

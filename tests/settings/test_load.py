@@ -100,6 +100,11 @@ def test_two_spellings_that_disagree_are_an_error() -> None:
         ("judge: {kind: llm}", "judge.model and judge.base_url are needed"),
         ("serve: {host: 0.0.0.0}", "no key is set"),
         ("serve: {host: 0.0.0.0, api_key: fifteen-letters}", "serve.api_key has 15 characters.*16 or more"),
+        (
+            "policy: {per: agent}\nengine: {backend: openai, url: 'http://x/v1'}",
+            "policy.per is agent, but .* openai .* answers everybody alike. Set engine.backend to vllm",
+        ),
+        ("policy: {per: user}\ntrain: {save_dir: /s}", "policy.per is user, but a checkpoint holds one policy"),
         ("engine: {backend: vllm, url: 'localhost:8001'}", "engine.url: expected an address .*got 'localhost:8001'"),
         ("engine: {backend: vllm, url: '127.0.0.1:8001/v1'}", "engine.url: expected an address"),
         ("engine: {backend: vllm, url: 'http://[::1'}", "engine.url: expected an address"),

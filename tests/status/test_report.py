@@ -13,8 +13,14 @@ from openclaw_rl.common.terminal import TerminalConsole
 from openclaw_rl.settings.load import from_flat
 from openclaw_rl.status.inspect import template_summary
 from openclaw_rl.status.reasons import merge_reasons
-from openclaw_rl.status.report import CURES, _render_newest_step, _render_untrainable_agent, untrainable_agents
-from openclaw_rl.types import Sampling
+from openclaw_rl.status.report import (
+    CURES,
+    _render_gate,
+    _render_newest_step,
+    _render_untrainable_agent,
+    untrainable_agents,
+)
+from openclaw_rl.types import PolicyState, Sampling
 
 
 @pytest.mark.parametrize(
@@ -47,6 +53,18 @@ def test_the_newest_step_says_what_was_held_back() -> None:
         "masked (gap) 0.4%; clipped (binary) 5.0%; 2 turns too stale"
     )
     assert _render_newest_step([{"version": 0, "metrics": {}}]).plain == ""
+
+
+def test_the_figures_of_the_gate_are_those_of_a_version_in_use() -> None:
+    rows = [
+        {"version": number, "state": state.value, "metrics": {"gate/liked": number / 100}}
+        for number, state in enumerate(PolicyState, start=5)
+    ]
+    states = {row["version"]: row["state"] for row in rows}
+    assert states == {5: "candidate", 6: "live", 7: "rejected", 8: "rolled_back"}
+    assert _render_gate(rows).plain == "gate of v6: liked +0.06"
+    assert _render_gate(rows[:1]).plain == "gate of v5: liked +0.05"
+    assert _render_gate([*rows[2:], {"version": 9, "state": "live", "metrics": {}}]).plain == ""
 
 
 def test_reasons_that_differ_in_their_details_are_one() -> None:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -14,15 +15,16 @@ from tests.train.conftest import IDENTITY, put
 
 from openclaw_rl.cli.main import cli
 from openclaw_rl.common.message_hash import EphemeralMatcher
-from openclaw_rl.errors import OpenClawError
+from openclaw_rl.errors import ConfigError, OpenClawError
 from openclaw_rl.gates.candidate_gate import CandidateGate
 from openclaw_rl.learner.trainer import LocalTrainer
 from openclaw_rl.methods.registry import make_method
 from openclaw_rl.practice.session import PracticeSession
 from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.render.renderer import Renderer
-from openclaw_rl.settings.load import STARTER, train_settings
+from openclaw_rl.settings.load import STARTER, from_flat, train_settings
 from openclaw_rl.settings.schema_gate import GateConfig
+from openclaw_rl.status.health import training_queue_length
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import candidates, policies, policy_names, retraining
 from openclaw_rl.store.lineage.live_scores import newest_scores
@@ -58,13 +60,15 @@ class Home:
         per: PolicyOwner = "agent",
         gate: bool = False,
         practice: Callable[[Store, SampleBuilder], PracticeSession] | None = None,
+        **settings: Any,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        train = train_settings(LOOSE)
+        train = train_settings(LOOSE | settings)
+        self.folder = folder
         self.store = Store.open(folder / "store.db")
         with self.store.write() as conn:
             policies.ensure_root(conn, base="b", identity=IDENTITY, at=1.0)
-            policy_names.ensure_shared(conn)
+            policy_names.start_policies(conn, per)
         method = make_method(train)
         builder = SampleBuilder(
             renderer=Renderer(ModelFiles.from_path(STARTER)),
@@ -81,6 +85,12 @@ class Home:
         put(self.store, list(turns))
         while self.loop.run_once():
             pass
+
+    def undo(self, *words: str) -> str:
+        """What the command says, which gets no settings but the home."""
+        done = CliRunner().invoke(cli, ["undo", *words, "--yes", "--no-wait", "--home", str(self.folder)])
+        assert done.exit_code == 0, done.exception
+        return done.output
 
     def head(self, name: str) -> int:
         with self.store.read() as conn:
@@ -170,7 +180,7 @@ def test_a_rollback_and_an_undo_of_one_leave_the_others(tmp_path: Path, judged: 
     home.learn([])
     assert home.head(ANN) > last, "its turns are trained on again"
     out = ann[4].turn.id
-    agreed = check_safe_files(home.store, [out], "agent")
+    agreed = check_safe_files(home.store, [out])
     assert [plan.name for plan in agreed] == [ANN]
     with home.store.write() as conn:
         apply_undo(conn, agreed, reason="a test")
@@ -178,6 +188,50 @@ def test_a_rollback_and_an_undo_of_one_leave_the_others(tmp_path: Path, judged: 
     home.learn([])
     assert home.used(ANN) == {item.turn.id for item in ann} - {out}
     assert home.files(BOB) == bob
+
+
+def test_an_undo_by_command_equals_training_without_the_turn(tmp_path: Path, judged: Make, model: str) -> None:
+    """The command takes `policy.per` from the home: weights, optimizer and trainer state are the same to the bit."""
+    ann, bob = turns_of(judged, "ann", 12), turns_of(judged, "bob", 12, score=-1)
+    one_batch_each = {"batch.min_turns": 1, "batch.max_uses": 1}
+    both, never = Home(tmp_path / "both", model, **one_batch_each), Home(tmp_path / "never", model, **one_batch_each)
+    for at in range(0, 12, 4):
+        both.learn([*ann[at : at + 4], *bob[at : at + 4]])
+        never.learn([turn for turn in ann[at : at + 4] if turn is not ann[0]])
+    before, of_bob = both.files(ANN), both.files(BOB)
+    said = both.undo("--turn", ann[0].turn.id)
+    assert "agent:ann: 1 turn taken out; versions trained on them: 1" in said
+    assert "3 batches of 11 turns trained on again" in said
+    both.learn([])
+    assert both.files(ANN) == never.files(ANN) != before
+    assert both.files(BOB) == of_bob
+
+
+def test_an_undo_takes_from_each_policy_its_own_turns(tmp_path: Path, judged: Make, model: str) -> None:
+    home = Home(tmp_path, model)
+    home.learn([*turns_of(judged, "ann", 4), *turns_of(judged, "bob", 4), *turns_of(judged, "eve", 3)])
+    said = home.undo("--since", "1h").splitlines()
+    assert [line for line in said if "taken out" in line] == [
+        "agent:ann: 4 turns taken out; versions trained on them: 1",
+        "agent:bob: 4 turns taken out; versions trained on them: 2",
+        "agent:eve: 3 turns taken out of the training queue; no version was trained on them",
+    ]
+    home.learn([])
+    assert (home.head(ANN), home.head(BOB), home.head("agent:eve")) == (0, 0, 0)
+    assert home.loop.note.endswith("0 of 4")
+
+
+def test_commands_refuse_another_owner_than_the_home_has(tmp_path: Path, judged: Make, model: str) -> None:
+    home = Home(tmp_path, model)
+    home.learn(turns_of(judged, "ann", 5))
+    there = ("--home", str(tmp_path))
+    for words in (("undo", "--since", "1h", "--yes"), ("status",), ("doctor", "--troubles"), ("rollback", "--yes")):
+        done = CliRunner().invoke(cli, [*words, *there, "--set", "policy.per=user"])
+        assert isinstance(done.exception, ConfigError), words
+        assert "policy.per is user, but the system on this home was last started with agent" in str(done.exception)
+    with home.store.read() as conn:
+        assert training_queue_length(from_flat({"home": str(tmp_path)}), conn) == 1, "as the trainer counts them"
+    assert CliRunner().invoke(cli, ["status", *there, "--set", "policy.per=agent"]).exit_code == 0
 
 
 def test_commands_name_the_policy_and_say_when_it_has_no_head(tmp_path: Path, judged: Make, model: str) -> None:
@@ -209,7 +263,7 @@ def test_an_undo_of_what_all_start_from(tmp_path: Path, judged: Make, model: str
     one.loop.close()
     home = Home(tmp_path, model)
     home.learn([*ann, *bob])
-    agreed = check_safe_files(home.store, [early[5].turn.id], "agent")
+    agreed = check_safe_files(home.store, [early[5].turn.id])
     assert {plan.name: plan.safe for plan in agreed} == {
         ANN: 1,
         BOB: 1,

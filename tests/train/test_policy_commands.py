@@ -9,19 +9,21 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from tests.store.world import request
 
 from openclaw_rl.cli.main import cli
 from openclaw_rl.common.policy_digest import ADAPTER_WEIGHTS
 from openclaw_rl.settings.load import train_settings
-from openclaw_rl.store import turns
+from openclaw_rl.store import exchanges, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies, probe_answers, training_queue
 from openclaw_rl.store.lineage.probe_answers import ProbeAnswer
+from openclaw_rl.store.reactions import set_position
 from openclaw_rl.testing import ScriptedTrainer
 from openclaw_rl.train.orchestrator import TrainLoop
 from openclaw_rl.train.rollback import apply_rollback, plan_rollback
 from openclaw_rl.train.sample_builder import SampleBuilder
-from openclaw_rl.types import PolicyState, TurnState
+from openclaw_rl.types import Kind, Origin, PolicyState, TurnState
 
 Fill = Callable[..., list[str]]
 
@@ -81,6 +83,29 @@ def test_list_shows_how_satisfied_people_were(store: Store, loop: TrainLoop, fil
     assert "head" in text
     shown = run(tmp_path, "show", "1")
     assert "trained on 4 turns" in shown.output
+
+
+def test_served_are_the_replies_that_people_got(store: Store, loop: TrainLoop, fill: Fill, tmp_path: Path) -> None:
+    """Side traffic, which an evaluation declares or the collector recognises, and imported replies are left out."""
+    learn(store, loop, fill, 1)
+    fill(store, 3, request={"version": 1})
+    with store.write() as conn:
+        declared = [request(f"side-{n}", version=1, kind=Kind.SIDE) for n in range(4)]
+        imported = [request(f"imported-{n}", version=1, origin=Origin.TEXT) for n in range(2)]
+        exchanges.admit(conn, [*declared, *imported, request("title", version=1)])
+    assert listed(tmp_path)[1]["served"] == 4, "before the collector has read the title's request"
+    with store.write() as conn:
+        set_position(
+            conn,
+            "title",
+            session="s",
+            parent=None,
+            kind=Kind.SIDE,
+            relation="fresh",
+            relation_of=None,
+            unlinked=None,
+        )
+    assert listed(tmp_path)[1]["served"] == 3
 
 
 def test_diff_shows_which_probe_answers_changed(store: Store, loop: TrainLoop, fill: Fill, tmp_path: Path) -> None:
@@ -182,6 +207,9 @@ def test_files_of_a_pinned_version_are_kept(store: Store, loop: TrainLoop, fill:
     assert not listed(tmp_path)[1]["files"]
     for command, words in (("pin", "version 1 has no files"), ("unpin", "version 1 is not pinned")):
         assert words in str(run(tmp_path, command, "1").exception)
+        assert str(run(tmp_path, command, "99").exception) == (
+            "no policy version 99; there are 0 to 6. `openclaw-rl policies list` shows the newest"
+        )
 
 
 def test_a_freeze_holds_training_until_it_ends(store: Store, loop: TrainLoop, fill: Fill, tmp_path: Path) -> None:

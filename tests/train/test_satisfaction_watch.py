@@ -3,52 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+
+from benchmarks.watch_trial import BATCH, SimulatedPolicy, daily_satisfaction, false_alarms, turns_until_found
 
 from openclaw_rl.store.lineage.live_scores import ScoredTurn
-from openclaw_rl.train.satisfaction_watch import SETTLING_TURNS, SatisfactionFall, find_fall
-
-BATCH = 16
-Satisfaction = Callable[[int, int], float]
-"""Maps (number of steps behind the version, number of turns so far) to the probability that a person is satisfied."""
-
-
-class SimulatedPolicy:
-    """Scored turns of a policy that publishes a version every `per_version` turns and rolls back as the watch says."""
-
-    def __init__(self, satisfaction: Satisfaction, *, seed: int, per_version: int = BATCH) -> None:
-        self.chance, self.satisfaction, self.per_version = random.Random(seed), satisfaction, per_version
-        self.line, self.newest, self.turns = [0], 0, 0
-        self.scores: list[ScoredTurn] = []
-        self.begin = 0  # of the scores since the last rollback
-        self.rollbacks: list[tuple[int, int, SatisfactionFall]] = []  # (number of turns, version, fall)
-
-    def run(self, turns: int, *, look_every: int = 4) -> None:
-        for _ in range(turns):
-            version = self.line[-1]
-            satisfied = self.chance.random() < self.satisfaction(len(self.line) - 1, self.turns)
-            self.turns += 1
-            self.scores.append(ScoredTurn(turn=f"turn {self.turns}", version=version, satisfied=satisfied))
-            if self.turns % look_every == 0:
-                self._look()
-            if len(self.scores) - self.begin >= SETTLING_TURNS and self.turns % self.per_version == 0:
-                self.newest += 1
-                self.line.append(self.newest)
-
-    def _look(self) -> None:
-        fall = find_fall(self.scores[self.begin :], max_fall=0.15, error=0.05)
-        if fall is None:
-            return
-        self.rollbacks.append((self.turns, self.line[-1], fall))
-        self.line = [version for version in self.line if version <= fall.last_good]
-        kept = set(self.line)
-        self.scores = [score for score in self.scores if score.version in kept]
-        self.begin = len(self.scores)
-
-
-def daily_noise(seed: int, mean: float = 0.85, spread: float = 0.07) -> Sequence[float]:
-    chance = random.Random(f"day {seed}")
-    return [min(0.98, max(0.02, chance.gauss(mean, spread))) for _ in range(200)]
+from openclaw_rl.train.satisfaction_watch import find_fall
 
 
 def test_a_poisoned_version_is_rolled_back_within_a_batch_of_live_turns() -> None:
@@ -63,6 +22,13 @@ def test_a_poisoned_version_is_rolled_back_within_a_batch_of_live_turns() -> Non
         assert "turns under versions " in fall.describe()
 
 
+def test_the_figures_of_the_guide_are_those_of_the_watch() -> None:
+    """A few runs of `benchmarks.watch_trial`, which prints the figures of docs/guides/checkpoints.md."""
+    found = [turns_until_found(10, seed) for seed in range(10)]
+    assert all(turns is not None and 8 <= turns <= BATCH for turns in found)
+    assert false_alarms(0) <= 2
+
+
 def test_its_descendants_go_with_it() -> None:
     policy = SimulatedPolicy(lambda steps, _: 0.1 if steps >= 30 else 0.9, seed=1, per_version=4)
     policy.run(160)
@@ -74,7 +40,7 @@ def test_honest_versions_stay() -> None:
     """One hundred versions over twenty days whose satisfaction varies from day to day, twice."""
     alarms = []
     for seed in range(2):
-        days = daily_noise(seed)
+        days = daily_satisfaction(seed, 20, spread=0.07)
         policy = SimulatedPolicy(lambda _, turn, days=days: days[turn // 80], seed=seed)  # type: ignore[misc]
         policy.run(100 * BATCH)
         alarms.append(len(policy.rollbacks))

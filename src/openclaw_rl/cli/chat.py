@@ -22,11 +22,11 @@ from openclaw_rl.common.gateway_address import running_address
 from openclaw_rl.common.terminal import TerminalConsole
 from openclaw_rl.errors import OpenClawError, StoreError
 from openclaw_rl.settings.load import Config
+from openclaw_rl.status.report import open_store
 from openclaw_rl.store import events, exchanges, turns
-from openclaw_rl.store.db import Store
 from openclaw_rl.store.lessons import lessons
 from openclaw_rl.store.lineage import policies
-from openclaw_rl.store.lineage.policy_names import policy_name
+from openclaw_rl.store.lineage.policy_names import policy_name, stored_owner
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, is_ready
 from openclaw_rl.supervisor.supervisor import is_home_locked, prepare_home, read_key
 from openclaw_rl.types import Event
@@ -95,7 +95,7 @@ class _ChatSession:
         self._config, self._console, self._url = config, console, config.serve.url
         self._conversation = ChatConversation()
         self._headers = {"Authorization": f"Bearer {read_key(config)}"}
-        self._store = Store.open(config.store_path, create=False)
+        self._store = open_store(config)
         self._printing = asyncio.Lock()  # held during a reply, so that no event is printed into it
 
     async def run(self) -> None:
@@ -206,14 +206,15 @@ class _ChatSession:
 
     def _is_own_version(self, version: int) -> bool:
         """Return whether a version is of the policy that answers here. Before the first reply, nobody knows which."""
-        if self._config.policy.per == "all" or self._conversation.last_id is None:
+        if self._conversation.last_id is None:
             return True
         with self._store.read() as conn:
-            policy, answered = policies.get(conn, version), exchanges.get(conn, self._conversation.last_id)
+            answered = exchanges.get(conn, self._conversation.last_id)
+            policy, per = policies.get(conn, version), stored_owner(conn)
         if policy is None or answered is None:
             return True
         asked = answered.request
-        own = policy_name(self._config.policy.per, agent=asked.agent, user=asked.user, key=asked.scope)
+        own = policy_name(per, agent=asked.agent, user=asked.user, key=asked.scope)
         return policy.name == own
 
     def _lesson_line(self, event: Event) -> str | None:

@@ -104,8 +104,8 @@ def pin_policy(version: int, **options: Any) -> None:
     from openclaw_rl.store.lineage import policies, policy_marks
 
     with open_store(load_config(**options)) as store, store.write() as conn:
-        policy = policies.get(conn, version)
-        if policy is None or policy.path is None or policies.is_removed(policy):
+        policy = policies.require_version(conn, version)
+        if policy.path is None or policies.is_removed(policy):
             raise OpenClawError(f"version {version} has no files to keep; `openclaw-rl policies list` shows which have")
         policy_marks.pin_version(conn, version)
     echo(f"version {version} is pinned: its files are kept until `openclaw-rl policies unpin {version}`")
@@ -117,9 +117,10 @@ def pin_policy(version: int, **options: Any) -> None:
 def unpin_policy(version: int, **options: Any) -> None:
     """Let the files of VERSION be removed as train.checkpoint says."""
     from openclaw_rl.status.report import open_store
-    from openclaw_rl.store.lineage import policy_marks
+    from openclaw_rl.store.lineage import policies, policy_marks
 
     with open_store(load_config(**options)) as store, store.write() as conn:
+        policies.require_version(conn, version)
         if version not in policy_marks.pinned_versions(conn):
             raise OpenClawError(f"version {version} is not pinned; `openclaw-rl policies list` shows those that are")
         policy_marks.unpin_version(conn, version)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,7 +19,7 @@ from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME, SHARED_NAME
 if TYPE_CHECKING:
     from openclaw_rl.settings.load import Config
     from openclaw_rl.store.db import Store
-    from openclaw_rl.train.undo import UndoPlan
+    from openclaw_rl.train.undo import MatchedHint, UndoPlan
 
 POLL_SECONDS = 0.2
 _MAX_SILENCE = 30.0  # seconds without a trainer after which the command no longer waits: one may be restarted
@@ -54,7 +54,7 @@ def run_undo(
     by batch, by the running trainer; new turns wait until then. Without any turn: continue an interrupted undo.
     """
     from openclaw_rl.status.report import open_store
-    from openclaw_rl.train.undo import apply_undo, check_safe_files, select_turns
+    from openclaw_rl.train.undo import apply_undo, check_safe_files, match_hints, select_turns
     from openclaw_rl.trajectories.operations import parse_since
 
     config = load_config(**options)
@@ -62,12 +62,13 @@ def run_undo(
         with store.read() as conn:
             after = None if since is None else parse_since(since, time.time())
             selected = select_turns(conn, ids=ids, names=names, since=after, lesson=lesson)
+            hints = [] if lesson is None else match_hints(conn, lesson)
         if not selected and not _count_left(store):
             raise click.UsageError("give --turn, --session, --since or --lesson; no undo is in progress.")
         if selected:
-            agreed = check_safe_files(store, selected, config.policy.per)
-            for plan in agreed:
-                echo(describe_plan(plan))
+            agreed = check_safe_files(store, selected)
+            for line in (*describe_hints(hints), *map(describe_plan, agreed)):
+                echo(line)
             if not yes:
                 click.confirm("Continue?", abort=True)
             with store.write() as conn:
@@ -80,6 +81,12 @@ def run_undo(
                 echo(f"{rest} left to train on again; `openclaw-rl undo` shows the bar")
         if not no_wait:
             _retrain(config, store, now=now)
+
+
+def describe_hints(hints: Sequence[MatchedHint]) -> list[str]:
+    """Return a line for each hint that `--lesson` means."""
+    lines = [f"{hint.id}  {hint.text} ({_count(len(hint.turns), 'turn')})" for hint in hints]
+    return ["hints and lessons that match:", *(f"  {line}" for line in lines)] if lines else []
 
 
 def describe_plan(plan: UndoPlan) -> str:
@@ -155,10 +162,14 @@ def _retrain(config: Config, store: Store, *, now: bool) -> None:
 
 
 def _train_here(config: Config, store: Store) -> None:
+    from openclaw_rl.settings.load import with_policy_owner
+    from openclaw_rl.store.lineage.policy_names import stored_owner
     from openclaw_rl.train.resume import resolve_base
     from openclaw_rl.train.worker import open_train_loop
 
     logging.getLogger("bitsandbytes.backends.cpu").setLevel(logging.ERROR)  # see `setup_logging`
+    with store.read() as conn:
+        config = with_policy_owner(config, stored_owner(conn))
     loop = open_train_loop(resolve_base(config), store)
 
     def train_batch() -> None:

@@ -109,10 +109,11 @@ def examine_engine(config: Config, *, console: TerminalConsole | None = None, wa
 def examine_home(config: Config) -> bool:
     """Print the diagnoses of the running home, each with its cure. Returns True if there is no diagnosis."""
     from openclaw_rl.status import diagnose
+    from openclaw_rl.status.report import read_store
 
     if not config.store_path.exists() and lost_store_reason(config.store_path) is None:
         return diagnose.print_diagnoses(config, None)
-    with Store.open(config.store_path, create=False) as store, store.read() as conn:
+    with read_store(config) as conn:
         return diagnose.print_diagnoses(config, conn)
 
 

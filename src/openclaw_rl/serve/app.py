@@ -33,7 +33,7 @@ from openclaw_rl.settings.load import Config
 from openclaw_rl.store import exchanges, heartbeats
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies
-from openclaw_rl.store.lineage.policy_names import ensure_shared
+from openclaw_rl.store.lineage.policy_names import start_policies
 
 log = logging.getLogger(__name__)
 
@@ -139,8 +139,7 @@ def _prepare_store(store: Store, config: Config, name: str) -> None:
     now = time.time()
     with store.write() as conn:
         policies.ensure_root(conn, base=config.model.path, identity=name, at=now)
-        if config.policy.per != "all":
-            ensure_shared(conn)
+        start_policies(conn, config.policy.per)
         failed = exchanges.fail_running(conn, "the gateway was stopped before the reply was complete", now)
     if failed:
         log.warning("%d exchanges of the last run were incomplete; they are recorded as failed", failed)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationError
 
@@ -207,6 +207,13 @@ def _build_config(flat: Mapping[str, Any], origins: Mapping[str, str]) -> Config
     config = _with_teacher_endpoint(config)
     validate.validate(config)
     return config
+
+
+def with_policy_owner(config: Config, per: Literal["all", "agent", "user", "key"]) -> Config:
+    """Return the settings with this `policy.per`. Raises `ConfigError` if others exclude it."""
+    changed = config.model_copy(update={"policy": config.policy.model_copy(update={"per": per})})
+    validate.validate(changed)
+    return changed
 
 
 def _with_teacher_endpoint(config: Config) -> Config:

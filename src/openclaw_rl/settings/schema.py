@@ -251,8 +251,14 @@ class PolicyConfig(Section):
         "all",
         description="who has a policy of their own, trained from their own turns alone: an agent (X-Agent-Id), a user "
         "(`user` of the request) or an API key; all: one policy for all. All start from the version that is the head "
-        "when this is first set. Set `engine.max_loaded_versions` to the number of policies in use at a time, plus 2",
+        "when this is first set. Set `engine.max_loaded_versions` to the number of policies in use at a time, plus 2. "
+        "The home keeps the value of the last `up` or `serve` for all other commands",
     )
+
+    @property
+    def given(self) -> Literal["all", "agent", "user", "key"] | None:
+        """`per`; None if it is the default that nobody gave."""
+        return self.per if "per" in self.model_fields_set else None
 
 
 class Config(Section):

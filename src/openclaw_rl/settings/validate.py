@@ -107,6 +107,12 @@ def _check_policies(config: Config) -> None:
             f"policy.per is {config.policy.per}, but a checkpoint holds one policy. Leave out "
             "train.checkpoint.save_dir; the newest versions of each policy are in the home"
         )
+    if config.policy.per != "all" and config.engine.backend == "openai":
+        raise ConfigError(
+            f"policy.per is {config.policy.per}, but an endpoint of engine.backend openai need not load versions, and "
+            "without them it answers everybody alike. Set engine.backend to vllm, sglang or embedded, or leave out "
+            "policy.per"
+        )
 
 
 def _check_key(serve: ServeConfig) -> None:

@@ -21,7 +21,7 @@ from openclaw_rl.settings.load import Config
 from openclaw_rl.store import heartbeats, turns
 from openclaw_rl.store.lineage import policies, retraining
 from openclaw_rl.store.lineage.policy_marks import HeadMove, newest_head_move
-from openclaw_rl.store.lineage.policy_names import owner_filter, waiting_names
+from openclaw_rl.store.lineage.policy_names import owner_filter, stored_owner, waiting_names
 from openclaw_rl.store.lineage.training_queue import count_trainable
 from openclaw_rl.store.lineage.version_stats import (
     judge_user_agreement,
@@ -181,7 +181,7 @@ def training_queue_length(config: Config, conn: Connection) -> int:
     """Return the number of turns that the method of the settings can train on now."""
     if policies.get(conn, 0) is None:  # no trainer or gateway has ever started
         return 0
-    method, per = make_method(config.train), config.policy.per
+    method, per = make_method(config.train), stored_owner(conn)
     return sum(
         count_trainable(
             conn,

@@ -152,10 +152,7 @@ def policy_data(conn: Connection, version: int) -> dict[str, Any]:
 
     `lineage`: the version and its ancestors, newest first.
     """
-    policy = policies.get(conn, version)
-    if policy is None:
-        known = [p.version for p in policies.list_all(conn)]
-        raise OpenClawError(f"no policy version {version}; expected {min(known)} to {max(known)}.")
+    policy = policies.require_version(conn, version)
     return {
         "version": version,
         "policy": policy.name,

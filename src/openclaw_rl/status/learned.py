@@ -39,10 +39,8 @@ def collect_learned(
     were trained on them; `limit`: versions at most, which the counts do not depend on. Raises `OpenClawError` for an
     unknown version or session.
     """
-    newest = policies.head(conn).version if version is None else version
+    newest = (policies.head(conn) if version is None else policies.require_version(conn, version)).version
     made = {policy.version: policy for policy in policies.get_many(conn, policies.lineage(conn, newest))}
-    if not made:
-        raise OpenClawError(f"no policy version {version}. `openclaw-rl status` lists the newest")
     used = turns_of_lineage(conn, newest)
     first_uses = {row.turn: row.version for row in reversed(used)}
     rows = [row for row in used if since is None or made[row.version].created_at >= since]

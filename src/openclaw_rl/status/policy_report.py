@@ -12,7 +12,6 @@ from sqlalchemy import Connection
 
 from openclaw_rl.common.statistics.rater_agreement import wilson_interval
 from openclaw_rl.common.terminal import TerminalConsole, print_json
-from openclaw_rl.errors import OpenClawError
 from openclaw_rl.settings.load import Config
 from openclaw_rl.status.report import format_time, read_store
 from openclaw_rl.store.lineage import policies, policy_marks, probe_answers
@@ -78,7 +77,7 @@ def difference_data(conn: Connection, version: int, other: int) -> dict[str, Any
 
     `probes`: how many probes both have answered. `changed`: those with different answers.
     """
-    first, second = _get(conn, version), _get(conn, other)
+    first, second = policies.require_version(conn, version), policies.require_version(conn, other)
     before, after = version_answers(conn, first), version_answers(conn, second)
     compared = {answer.probe: answer for answer in probe_answers.answers_of_version(conn, other)}
     if compared and all(answer.head == version for answer in compared.values()):
@@ -95,13 +94,6 @@ def difference_data(conn: Connection, version: int, other: int) -> dict[str, Any
             if before[name][1] != after[name][1]
         ],
     }
-
-
-def _get(conn: Connection, version: int) -> Policy:
-    policy = policies.get(conn, version)
-    if policy is None:
-        raise OpenClawError(f"no policy version {version}; `openclaw-rl policies list` shows those that exist")
-    return policy
 
 
 def show_policies(config: Config, limit: int, *, name: str | None = None, as_json: bool) -> None:

@@ -18,13 +18,14 @@ from sqlalchemy import Connection
 
 from openclaw_rl.common.gateway_address import running_address
 from openclaw_rl.common.terminal import TerminalConsole, print_json
+from openclaw_rl.errors import OpenClawError
 from openclaw_rl.settings.load import Config
 from openclaw_rl.status.reasons import merge_reasons
 from openclaw_rl.store import heartbeats, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lessons import lessons, practice_turns
 from openclaw_rl.store.lineage import policies, policy_marks, retraining
-from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME, SHARED_NAME, read_heads
+from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME, SHARED_NAME, read_heads, require_owner
 from openclaw_rl.store.lineage.version_stats import (
     judge_user_agreement,
     kappa_by_judge,
@@ -32,7 +33,7 @@ from openclaw_rl.store.lineage.version_stats import (
     untrusted_judges,
 )
 from openclaw_rl.train.tracking import off_policy_summary
-from openclaw_rl.types import Policy
+from openclaw_rl.types import Policy, PolicyState
 
 _OVERRIDE = "the owner can set serve.sampling_override: "
 CURES = {
@@ -55,13 +56,20 @@ _SHOWN_REASONS = 3  # reasons of one agent, the most frequent first
 
 
 def open_store(config: Config) -> Store:
-    """Open the home's store. Raises `StoreError` if it does not exist."""
-    return Store.open(config.store_path, create=False)
+    """Open the home's store. Raises `StoreError` if it does not exist, `ConfigError` for another `policy.per`."""
+    store = Store.open(config.store_path, create=False)
+    try:
+        with store.read() as conn:
+            require_owner(conn, config.policy.given)
+    except OpenClawError:
+        store.close()
+        raise
+    return store
 
 
 @contextmanager
 def read_store(config: Config) -> Iterator[Connection]:
-    """Open a snapshot of the home's store. Raises `StoreError` if it does not exist."""
+    """Open a snapshot of the home's store. Raises as `open_store` does."""
     with open_store(config) as store, store.read() as conn:
         yield conn
 
@@ -292,8 +300,10 @@ def _render_newest_step(versions: Sequence[Mapping[str, Any]]) -> Text:
 
 
 def _render_gate(versions: Sequence[Mapping[str, Any]]) -> Text:
-    """Return the figures of the newest version that the gate has examined, as mean differences from its parent."""
+    """Return the gate's figures of the newest version that is live or a candidate: mean differences from its parent."""
     for row in reversed(versions):
+        if row["state"] not in (PolicyState.LIVE, PolicyState.CANDIDATE):
+            continue
         found = {name.removeprefix("gate/"): value for name, value in row["metrics"].items() if name in GATE_FIGURES}
         if found:
             words = ", ".join(f"{name.replace('_', ' ')} {value:+.2f}" for name, value in found.items())

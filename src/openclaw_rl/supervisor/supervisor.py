@@ -35,6 +35,7 @@ from openclaw_rl.store.db import Store
 from openclaw_rl.supervisor import completion
 from openclaw_rl.supervisor.engine_probe import EngineProbe
 from openclaw_rl.supervisor.heartbeat_monitor import CHECK_INTERVAL
+from openclaw_rl.supervisor.policy_owner import set_owner, with_stored_owner
 from openclaw_rl.supervisor.worker_process import WorkerProcess
 from openclaw_rl.supervisor.write_lock import CHECK_INTERVAL as LOCK_CHECK_INTERVAL
 from openclaw_rl.supervisor.write_lock import WriteLockMonitor
@@ -299,10 +300,8 @@ def prepare_home(config: Config) -> None:
     try:
         config.home_dir.chmod(0o700)  # it may exist already, with access for others
     except OSError as error:
-        raise OpenClawError(
-            f"home {config.home_dir}: cannot be made private ({error.strerror}). Choose a folder that you own with "
-            "--home."
-        ) from error
+        why = f"cannot be made private ({error.strerror}). Choose a folder that you own with --home."
+        raise OpenClawError(f"home {config.home_dir}: {why}") from error
 
 
 @contextlib.contextmanager
@@ -355,14 +354,16 @@ def supervise(config: Config, workers: Sequence[str], *, echo: bool = True) -> N
         prepare_home(own.engine_config(config))
     prepare_home(config)
     setup_logging("supervisor", config.logs_dir, config.run.log_level)
-    Store.open(config.store_path).close()  # raises here for a damaged store, before workers are started and restarted
+    Store.open(config.store_path).close()  # raises for a damaged store, before workers are started and restarted
     if {"train", "gateway"} & set(workers):
         resume.start_from_checkpoint(config, train="train" in workers)
     if "gateway" in workers:
         with lock_home(config):
             check_port_free(config)
+            set_owner(config)
             asyncio.run(main())
     else:
+        config = with_stored_owner(config)
         asyncio.run(main())
         if completion.ends_by_itself(config, workers):
             completion.save_last_checkpoint(config)

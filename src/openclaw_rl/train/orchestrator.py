@@ -86,14 +86,13 @@ class TrainLoop:
         self._clock, self._watch, self._practice = clock, watch, practice
         self._trainer = LoadedTrainer(trainer, self._monitor, self._root)
         self._cleaned_epoch: int | None = None  # epoch of the lease under which the folders were cleaned up
-        self._next_check = 0.0
+        self._next_check = self._began = self._ended = 0.0  # `_ended`: of a batch in the iteration before, else 0
         self._drop_counts: Counter[str] = Counter()  # counts of dropped turns since the last version, by metric name
         self._idle: list[Policy] = []  # heads of policies that wait for turns
         self._is_fixed = False  # the batch is part of a failed one that is being bisected, or of an undo
         self._consecutive_failures = 0  # turns tried alone that failed in a row, also before a restart
-        self._queue_ages = batch_bisection.QueueAges()
+        self._queue_ages, self._attempts = batch_bisection.QueueAges(), heartbeats.AttemptLog(store, "train")
         self.note = "starting"
-        self._attempts = heartbeats.AttemptLog(store, "train")
         self._keeper = LeaseKeeper(store, ttl=train.safety.lease_ttl, clock=lease_clock)
         self._examiner = CandidateExaminer(store, gate, self._keeper, clock, self._trainer, builder)
 
@@ -121,6 +120,7 @@ class TrainLoop:
             raise
 
     def _run_iteration(self) -> bool:
+        self._began, self._ended = self._ended or time.perf_counter(), 0.0
         lease = self._keeper.acquire()
         if lease is None:
             self.note = self._keeper.waiting_note()
@@ -284,6 +284,7 @@ class TrainLoop:
                 self.note = f"version {head.version} is damaged: {damage}"
                 return True
             self._replays.forget_unfit()
+            self._began = time.perf_counter()  # a version is loaded once, and a batch like this one may be repeated
         again, replays = ([], []) if self._is_fixed else self._replays.select_replays(head, line, len(fresh))
         samples, earlier = [*batch.samples, *replays], {i.turn.id: i.earlier_uses for i in (*items, *again)}
         counts = number_of_turns(len(fresh), len({s.turn for s in samples} - fresh))
@@ -348,11 +349,9 @@ class TrainLoop:
             failures = f"{self._consecutive_failures} turns failed one by one, so the turns are not the cause"
             raise OpenClawError(f"training stopped: {failures}: {words}") from error
         policy = failed_version(head, version, words, self._clock())
-        uses = make_uses(version, samples, earlier)
+        lease, uses = self._keeper.require_lease(), make_uses(version, samples, earlier)
         with self._store.write() as conn:
-            policies.reject(
-                conn, self._keeper.require_lease(), policy, uses, self._clock(), lease_now=self._keeper.clock()
-            )
+            policies.reject(conn, lease, policy, uses, self._clock(), lease_now=self._keeper.clock())
             turns.mark_untrainable(conn, {samples[0].turn: words} if alone else {})
             self._ledger.end_batch(conn)
 
@@ -389,6 +388,7 @@ class TrainLoop:
         """Return all metrics of a step; after every `track.eval_every`-th one also those of satisfaction."""
         with self._store.read() as conn:
             metrics = step.collect_metrics(conn, self._drop_counts + Counter(counts)) | self._ledger.metrics
+            metrics["seconds/batch"], self._ended = (now := time.perf_counter()) - self._began, now
             if self._eval_every is not None and int(metrics.get("step", 0)) % self._eval_every == 0:
                 line = policies.lineage(conn, step.head.version)
                 metrics |= satisfaction_metrics(conn, line[: self._eval_every])

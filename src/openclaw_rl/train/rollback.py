@@ -121,9 +121,7 @@ def plan_promotion(conn: Connection, to: int) -> PromotionPlan:
 
     Raises `OpenClawError` if it is there already, does not exist, or has no files, and if an undo would be lost.
     """
-    policy = policies.get(conn, to)
-    if policy is None:
-        raise OpenClawError(f"no policy version {to}; `openclaw-rl policies list` shows those that exist")
+    policy = policies.require_version(conn, to)
     head = policies.head(conn, policy.name).version
     line = policies.lineage(conn, head)
     if to == head:

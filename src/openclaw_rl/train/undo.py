@@ -18,17 +18,20 @@ from openclaw_rl.errors import OpenClawError
 from openclaw_rl.store import events, sessions, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lessons import lessons, practice_turns, removal
+from openclaw_rl.store.lessons.lessons import Lesson
 from openclaw_rl.store.lineage import policies, policy_marks, retraining
-from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME, PolicyOwner, is_owned, read_heads
+from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME, is_owned, name_of_turn, read_heads, stored_owner
 from openclaw_rl.store.lineage.retraining import RepeatedBatch
 from openclaw_rl.store.lineage.trained_turns import TrainedTurn, turns_by_hint, turns_of_lineage
 from openclaw_rl.train.policy_folders import folder_bytes, has_metadata
 from openclaw_rl.types import Policy
 
 SHOWN_LESSONS = 20
+MIN_WORD_CHARS = 3  # letters or digits in words that select hints
 _LESSON_DIGITS = 8
-_BATCH_SECONDS = 0.5  # reading, building and publishing a batch, at most
-_MAX_SLOWDOWN = 3.0  # of a step, against its recorded time: other work on this machine
+_SPREAD = 1.5  # factor by which the machine may be slower or faster than when the times were recorded
+_NOTICE_SECONDS = 2.0  # until the trainer sees the undo, at most
+_LOADED_BYTES = 2e8  # of weights and optimizer state that are compared with their digests and loaded in a second
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +39,6 @@ class UndoPlan:
     """The effect of an undo on one policy."""
 
     name: str  # of the policy
-    per: PolicyOwner  # who has a policy of its own
     head: int
     safe: int  # the version that answers while the rest is trained on again; the head if no version used the turns
     is_exact: bool  # the safe version has its optimizer state, so that the result is the same to the bit
@@ -51,6 +53,15 @@ class UndoPlan:
     def repeated_turns(self) -> int:
         """Number of turns that are trained on again."""
         return len({turn for batch in self.batches for turn in batch.turns})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatchedHint:
+    """A hint or a lesson that `--lesson` means."""
+
+    id: str
+    text: str
+    turns: tuple[str, ...]  # that have the hint, or that are the evidence of the lesson
 
 
 def lesson_id(hint: str) -> str:
@@ -68,8 +79,8 @@ def select_turns(
 ) -> list[str]:
     """Return the turns to take out, oldest first: those that fit any of the conditions.
 
-    `names`: sessions; `since`: main turns answered since then, in seconds since the epoch; `lesson`: the id of a lesson
-    or of a hint, or a part of the text of either. Raises `OpenClawError` if a condition fits no turn.
+    `names`: sessions; `since`: main turns answered since then, in seconds since the epoch; `lesson`: see `match_hints`.
+    Raises `OpenClawError` if a condition fits no turn.
     """
     found: set[str] = set()
     for id_ in ids:
@@ -85,44 +96,63 @@ def select_turns(
             raise OpenClawError("no turn was answered since that time")
         found.update(newest)
     if lesson is not None:
-        found.update(_turns_with_lesson(conn, lesson))
+        found.update(turn for hint in match_hints(conn, lesson) for turn in hint.turns)
     return sessions.sort_turns(conn, found)
 
 
-def _turns_with_lesson(conn: Connection, lesson: str) -> list[str]:
-    if not lesson.strip():
-        raise OpenClawError("--lesson is empty: every hint would fit. `openclaw-rl learned` lists the hints")
-    if lessons.get(conn, lesson) is not None:
-        return [one.turn for one in lessons.turns_of_lesson(conn, lesson)]
-    if practised := practice_turns.turns_of_lessons(conn, [lesson]):  # the lesson was forgotten
-        return practised
-    known, words = turns_by_hint(conn), lesson.casefold()
-    meant = [hint for hint in known if lesson == lesson_id(hint) or words in hint.casefold()]
-    noted = [found.id for found in lessons.list_lessons(conn) if words in found.text.casefold()]
-    if not meant and not noted:
+def match_hints(conn: Connection, lesson: str) -> list[MatchedHint]:
+    """Return the hints and lessons with this id, else those whose text contains the words, in any case.
+
+    Raises `OpenClawError` if nothing matches, or for words that would match almost everything.
+    """
+    if (noted := lessons.get(conn, lesson)) is not None:
+        return [_matched_lesson(conn, noted)]
+    if practised := practice_turns.turns_of_lessons(conn, [lesson]):
+        return [MatchedHint(id=lesson, text="(a lesson that was forgotten)", turns=tuple(practised))]
+    known, words = turns_by_hint(conn), lesson.strip().casefold()
+    meant = [hint for hint in known if lesson == lesson_id(hint)]
+    if not meant and sum(map(str.isalnum, words)) < MIN_WORD_CHARS:
+        raise OpenClawError(
+            f"--lesson {lesson!r}: expected the id of a hint, or a part of its text with at least {MIN_WORD_CHARS} "
+            "letters or digits, because less fits almost every hint. `openclaw-rl learned` lists the hints with ids"
+        )
+    meant = meant or [hint for hint in known if words in hint.casefold()]
+    found = [MatchedHint(id=lesson_id(hint), text=hint, turns=tuple(known[hint])) for hint in meant]
+    found += [_matched_lesson(conn, one) for one in lessons.list_lessons(conn) if words in one.text.casefold()]
+    if not found:
         listed = "".join(f"\n  {lesson_id(hint)}  {hint}" for hint in list(known)[:SHOWN_LESSONS])
         raise OpenClawError(f"no hint has the text or the id {lesson!r}. The hints are:{listed or ' none'}")
-    evidence = [one.turn for id_ in noted for one in lessons.turns_of_lesson(conn, id_)]
-    return [*(turn for hint in meant for turn in known[hint]), *evidence]
+    return found
 
 
-def affected_policies(conn: Connection, selected: Collection[str]) -> list[str]:
-    """Return the names of the heads whose lineages used these turns, or turns of practice that were made from them.
+def _matched_lesson(conn: Connection, lesson: Lesson) -> MatchedHint:
+    turns_of_lesson = tuple(one.turn for one in lessons.turns_of_lesson(conn, lesson.id))
+    return MatchedHint(id=lesson.id, text=lesson.text, turns=turns_of_lesson)
 
-    Without any, that is the default policy.
+
+def turns_by_policy(conn: Connection, selected: Collection[str]) -> dict[str, list[str]]:
+    """Return the policies from which these turns are taken, each with its own, oldest first.
+
+    A turn belongs to every policy whose lineage used it, or would in an undo in progress; else to that of its owner.
+    Turns of practice that were made from the selected ones are taken, too.
     """
     out, heads = {*selected, *practice_turns.turns_practised_from(conn, selected)}, read_heads(conn)
-    used = {head: any(row.turn in out for row in turns_of_lineage(conn, head)) for head in set(heads.values())}
-    return [name for name, head in sorted(heads.items()) if used[head]] or [DEFAULT_NAME]
+    used = {head: {row.turn for row in turns_of_lineage(conn, head)} & out for head in set(heads.values())}
+    found = {
+        name: used[head] | {turn for batch in retraining.outstanding_batches(conn, name) for turn in batch.turns} & out
+        for name, head in heads.items()
+    }
+    per = stored_owner(conn)
+    for turn in out.difference(*found.values()):
+        found.setdefault(name_of_turn(conn, per, turn), set()).add(turn)
+    return {name: sessions.sort_turns(conn, own) for name, own in sorted(found.items()) if own}
 
 
-def plan_undo(
-    conn: Connection, selected: Sequence[str], name: str = DEFAULT_NAME, per: PolicyOwner = "all"
-) -> UndoPlan:
+def plan_undo(conn: Connection, selected: Sequence[str], name: str = DEFAULT_NAME) -> UndoPlan:
     """Plan to take these turns out of a policy, with the turns of practice that were made from them.
 
-    A policy that is not trained with `per`, such as the shared parent, only goes back to the safe version. Raises
-    `OpenClawError` if no version is left to begin from, or if training is frozen.
+    A policy that is not trained under the home's `policy.per`, such as the shared parent, only goes back to the safe
+    version. Raises `OpenClawError` if no version is left to begin from, or if training is frozen.
     """
     if policy_marks.frozen_since(conn) is not None:
         raise OpenClawError("training is frozen, and an undo trains again. First: openclaw-rl policies unfreeze")
@@ -134,10 +164,9 @@ def plan_undo(
     safe, is_exact = _find_safe_version(conn, line[line.index(used_by[0]) + 1 :]) if used_by else (head, True)
     undone = tuple(line[: line.index(safe.version)])
     left = retraining.outstanding_batches(conn, name)
-    batches = tuple(_batches_without(used, undone, left, out)) if is_owned(per, name) else ()
+    batches = tuple(_batches_without(used, undone, left, out)) if is_owned(stored_owner(conn), name) else ()
     return UndoPlan(
         name=name,
-        per=per,
         head=head.version,
         safe=safe.version,
         is_exact=is_exact,
@@ -145,7 +174,7 @@ def plan_undo(
         used_by=tuple(used_by),
         undone_versions=undone,
         batches=batches,
-        seconds=_estimate_seconds(conn, batches),
+        seconds=_estimate_seconds(conn, batches, safe),
         disk_bytes=len(batches) * folder_bytes(head.path),
     )
 
@@ -189,27 +218,37 @@ def _batches_without(
     return batches
 
 
-def _estimate_seconds(conn: Connection, batches: Sequence[RepeatedBatch]) -> tuple[float, float]:
-    """Estimate the training time from the recorded times of the steps that are repeated."""
+def _estimate_seconds(conn: Connection, batches: Sequence[RepeatedBatch], safe: Policy) -> tuple[float, float]:
+    """Estimate the training time, at least and at most, from the recorded times of the batches that are repeated.
+
+    The lower figure counts the share of the turns that are left. The upper one adds the start: the trainer sees the
+    undo, ends the batch that it works on, and loads the safe version.
+    """
+    if not batches:
+        return 0.0, 0.0
     versions = {policy.version: policy for policy in policies.get_many(conn, {b.repeats for b in batches})}
-    times = {v: policy.metrics["seconds"] for v, policy in versions.items() if "seconds" in policy.metrics}
+    times = {v: seconds for v, policy in versions.items() if (seconds := _batch_seconds(policy)) is not None}
     usual = sum(times.values()) / len(times) if times else 0.0
-    low = high = 0.0
-    for batch in batches:
-        seconds = times.get(batch.repeats, usual)
-        low += seconds * min(1.0, len(batch.turns) / max(1.0, versions[batch.repeats].metrics.get("turns", 1.0)))
-        high += seconds * _MAX_SLOWDOWN + _BATCH_SECONDS
-    return low, high
+    share = {b.repeats: len(b.turns) / max(1.0, versions[b.repeats].metrics.get("turns", 1.0)) for b in batches}
+    least = sum(times.get(batch.repeats, usual) * min(1.0, share[batch.repeats]) for batch in batches)
+    most = sum(times.get(batch.repeats, usual) for batch in batches)
+    start = _NOTICE_SECONDS + usual + folder_bytes(safe.path) / _LOADED_BYTES
+    return least / _SPREAD, most * _SPREAD + start
 
 
-def check_safe_files(store: Store, selected: Sequence[str], per: PolicyOwner = "all") -> list[UndoPlan]:
+def _batch_seconds(policy: Policy) -> float | None:
+    """Return the recorded time of a version's batch; of its step alone, if an older openclaw-rl made it."""
+    return policy.metrics.get("seconds/batch", policy.metrics.get("seconds"))
+
+
+def check_safe_files(store: Store, selected: Sequence[str]) -> list[UndoPlan]:
     """Plan the undo for each affected policy, and compare the files of the safe versions with their digests.
 
     A version that is found damaged is passed over. Raises `OpenClawError` if no version is left.
     """
     while True:
         with store.read() as conn:
-            plans = [plan_undo(conn, selected, name, per) for name in affected_policies(conn, selected)]
+            plans = [plan_undo(conn, own, name) for name, own in turns_by_policy(conn, selected).items()]
         if all(plan.safe == plan.head or policies.examine_files(store, plan.safe) is None for plan in plans):
             return plans
 
@@ -222,7 +261,7 @@ def apply_undo(conn: Connection, agreed: Sequence[UndoPlan], *, reason: str) -> 
     `OpenClawError` if another version than an agreed one would answer.
     """
     now = time.time()
-    plans = [plan_undo(conn, plan.turns, plan.name, plan.per) for plan in agreed]
+    plans = [plan_undo(conn, plan.turns, plan.name) for plan in agreed]
     for plan, old in zip(plans, agreed, strict=True):
         if plan.safe != old.safe and (old.used_by or plan.used_by):
             raise OpenClawError(f"version {old.safe} is no longer the version to return to. Repeat the command")

@@ -22,7 +22,7 @@ from openclaw_rl.settings.load import Config
 from openclaw_rl.store import heartbeats
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies
-from openclaw_rl.store.lineage.policy_names import ensure_shared
+from openclaw_rl.store.lineage.policy_names import require_owner, start_policies
 from openclaw_rl.train.checkpoints import CheckpointWriter
 from openclaw_rl.train.orchestrator import TrainLoop
 from openclaw_rl.train.ranks import launcher
@@ -70,15 +70,16 @@ async def run(config: Config, *, stop: asyncio.Event, on_loaded: Callable[[], No
 
 
 def open_train_loop(config: Config, store: Store, replies: ReplySource | None = None) -> TrainLoop:
-    """Load the base model and check that the store belongs to it. Raises `ModelError`, `IdentityMismatch`.
+    """Load the base model and check that the store belongs to it.
+
+    Raises `ModelError`, `IdentityMismatch`, and `ConfigError` for another `policy.per` than the home has.
 
     `replies`: source of the replies of practice; default: the gateway that runs on the home.
     """
     files = ModelFiles.from_config(config.model)
     with store.write() as conn:
         policies.ensure_root(conn, base=str(files.folder), identity=compute_identity(files), at=time.time())
-        if config.policy.per != "all":
-            ensure_shared(conn)
+        start_policies(conn, require_owner(conn, config.policy.per))
     method = make_method(config.train)
     builder = SampleBuilder(
         renderer=Renderer(files, literal_text=config.serve.special_tokens != "model"),

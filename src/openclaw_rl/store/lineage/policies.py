@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, bindparam, func, insert, select, update
 
 from openclaw_rl.common.policy_digest import ADAPTER_CONFIG, TRAINER_FILES, find_damage
-from openclaw_rl.errors import IdentityMismatch, ModelError, StaleLease
+from openclaw_rl.errors import IdentityMismatch, ModelError, OpenClawError, StaleLease
 from openclaw_rl.store import events, leases, turn_states
 from openclaw_rl.store import schema as t
 from openclaw_rl.store.bootstrap import POLICIES_FOLDER
@@ -86,6 +86,15 @@ def head(conn: Connection, name: str = DEFAULT_NAME) -> Policy:
 def get(conn: Connection, version: int) -> Policy | None:
     row = conn.execute(_get, {"version": version}).one_or_none()
     return None if row is None else _read_policy(conn, row)
+
+
+def require_version(conn: Connection, version: int) -> Policy:
+    """Return a version of any state. Raises `OpenClawError` if there is no such version."""
+    if (found := get(conn, version)) is None:
+        newest = next_version(conn) - 1
+        there = f"there are 0 to {newest}" if newest else "there is 0 alone"
+        raise OpenClawError(f"no policy version {version}; {there}. `openclaw-rl policies list` shows the newest")
+    return found
 
 
 def get_many(conn: Connection, versions: Collection[int]) -> list[Policy]:

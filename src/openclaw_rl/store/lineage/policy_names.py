@@ -2,6 +2,8 @@
 
 A policy is named "default", or after who asks: "agent:coder", "user:ann", "key:3f2a". Without a version of its own it
 is answered by the shared parent: the version that was the head when `policy.per` was first set.
+
+The store keeps `policy.per` as the system was last started with it, so that every command on the home uses that value.
 """
 
 from __future__ import annotations
@@ -10,10 +12,12 @@ import time
 from typing import Any, Literal, NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, Select, func, insert, select, update
+from sqlalchemy.dialects.sqlite import insert as upsert
 
-from openclaw_rl.errors import OpenClawError, StoreError
+from openclaw_rl.errors import ConfigError, OpenClawError, StoreError
 from openclaw_rl.store import events
 from openclaw_rl.store import schema as t
+from openclaw_rl.store.rows import from_json, to_json
 from openclaw_rl.types import Kind, PolicyState, TurnState
 
 PolicyOwner = Literal["all", "agent", "user", "key"]
@@ -22,6 +26,39 @@ DEFAULT_NAME = "default"
 """Name of the policy of requests without an owner, and of the only one with `policy.per: all`."""
 SHARED_NAME = "shared"
 """Name of the head that never moves: the parent of every policy of one's own."""
+_OWNER_KEY = "policy_owner"
+
+
+def read_owner(conn: Connection) -> PolicyOwner | None:
+    """Return who has a policy of its own on this home; None if no gateway or trainer has ever started on it."""
+    raw = conn.scalar(select(t.meta.c.value).where(t.meta.c.key == _OWNER_KEY))
+    owner: PolicyOwner | None = None if raw is None else from_json(raw)
+    return owner
+
+
+def stored_owner(conn: Connection) -> PolicyOwner:
+    """Return who has a policy of its own on this home. Before the first start, nobody has."""
+    return read_owner(conn) or "all"
+
+
+def require_owner(conn: Connection, given: PolicyOwner | None) -> PolicyOwner:
+    """Return who has a policy of its own on this home; before the first start, as given.
+
+    `given`: the setting, None if it was not given. Raises `ConfigError` if it disagrees.
+    """
+    stored = read_owner(conn) or given or "all"
+    if given not in (None, stored):
+        raise ConfigError(
+            f"policy.per is {given}, but the system on this home was last started with {stored}. Leave policy.per out, "
+            f"or start the system with {given} first (`openclaw-rl up --set policy.per={given}`)"
+        )
+    return stored
+
+
+def record_owner(conn: Connection, owner: PolicyOwner) -> None:
+    """Store who has a policy of its own from now on."""
+    row = {"key": _OWNER_KEY, "value": to_json(owner)}
+    conn.execute(upsert(t.meta).values(row).on_conflict_do_update(index_elements=["key"], set_=row))
 
 
 def policy_name(per: PolicyOwner, *, agent: str, user: str, key: str) -> str:
@@ -156,13 +193,13 @@ def require_name(conn: Connection, name: str) -> str:
     return name
 
 
-def ensure_shared(conn: Connection) -> int:
-    """Return the shared parent, set to the head of the default policy on the first call."""
+def start_policies(conn: Connection, owner: PolicyOwner) -> None:
+    """Store who has a policy of its own. The first time that anybody has, the default policy's head is the parent."""
+    record_owner(conn, owner)
     heads = read_heads(conn)
-    if SHARED_NAME not in heads:
+    if owner != "all" and SHARED_NAME not in heads:
         conn.execute(insert(t.heads), {"name": SHARED_NAME, "version": heads[DEFAULT_NAME]})
         events.append(conn, "policy.shared", str(heads[DEFAULT_NAME]), {}, time.time())
-    return heads.get(SHARED_NAME, heads[DEFAULT_NAME])
 
 
 def move_head(conn: Connection, name: str, version: int) -> None:

@@ -84,10 +84,11 @@ def _version_scores(conn: Connection, versions: Sequence[int]) -> list[tuple[int
 
 
 def turns_by_version(conn: Connection, versions: Sequence[int]) -> dict[int, tuple[int, int]]:
-    """Return (turns that it was trained on, exchanges that it answered, without practice) of each version."""
+    """Return (turns that it was trained on, main turns that it answered here) of each version."""
     used = count_rows(conn, t.uses.c.policy, t.uses.c.policy.in_(versions))
-    of_people = t.exchanges.c.kind.is_distinct_from(Kind.PRACTICE.value)
-    served = count_rows(conn, t.exchanges.c.version, t.exchanges.c.version.in_(versions), of_people)
+    is_main = t.turns.c.seq == t.exchanges.c.seq, t.equals_literal(t.turns.c.kind, Kind.MAIN)
+    here = t.exchanges.c.version.in_(versions), t.exchanges.c.origin.is_(None), select(t.turns.c.seq).where(*is_main)
+    served = count_rows(conn, t.exchanges.c.version, *here[:2], here[2].exists())
     return {version: (used.get(version, 0), served.get(version, 0)) for version in versions}
 
 
