@@ -187,8 +187,9 @@ define library_tests
 test-env-$(1): $$(STAMP) .$(1)-venv/.installed
 	OMP_NUM_THREADS=1 $$(BIN)/python -m pytest tests/external/environments/$(1) $$(FLAGS)
 endef
-ENV_LIBRARIES := verifiers browsergym inspect openenv harbor
+ENV_LIBRARIES := verifiers verifiers-v1 browsergym inspect openenv harbor
 $(eval $(call library_tests,verifiers,"verifiers[rg]>=0.3.1$(comma)<0.4"))
+$(eval $(call library_tests,verifiers-v1,"verifiers>=0.4$(comma)<0.5" "reasoning-gym>=0.1.25"))
 $(eval $(call library_tests,browsergym,"browsergym-miniwob>=0.14.3$(comma)<0.15" "miniwob>=1.1$(comma)<2"))
 $(eval $(call library_tests,inspect,"inspect_ai>=0.3.285$(comma)<0.4" "openai>=2"))
 $(eval $(call library_tests,openenv,"openenv>=0.10$(comma)<0.11"))
@@ -199,7 +200,7 @@ HARBOR_PYTHON ?= $(shell for each in python3.13 python3.12 $(HOME)/.pyenv/versio
 $(eval $(call library_tests,harbor,"harbor>=0.25$(comma)<0.26",$$(or $$(HARBOR_PYTHON),$$(error Harbor needs Python 3.12 or 3.13, and neither is on PATH. Try: make test-env-harbor HARBOR_PYTHON=/path/to/python3.13))))
 test-env-harbor: need-bwrap
 
-test-env-libraries: $(ENV_LIBRARIES:%=test-env-%)  ## other people's environments, unmodified, at the real gateway (fifteen minutes, 2.5 GB; a Chromium and tmux on PATH)
+test-env-libraries: $(ENV_LIBRARIES:%=test-env-%)  ## other people's environments, unmodified, at the real gateway (twenty minutes, 3.2 GB; a Chromium and tmux on PATH)
 
 # The browser: GUI_BROWSER=/path/to/chromium, else playwright's own, else the first on PATH.
 GUI ?= playwright>=1.50

@@ -29,6 +29,7 @@ def play(number, asked):
         os._exit(3)
     if what == "hang":
         time.sleep(60)
+    what = asked["replies"] if what == "replies" else what
     answer = {"error": "no display"} if what == "refuse" else {"outcome": {"reward": float(what), "parts": {"a": 1}}}
     time.sleep(0.3 if what == 1 else 0)
     print("a library prints")
@@ -72,7 +73,7 @@ def play_all(*what: object) -> list[PlayOutcome]:
     async def play(runner: ForeignRunner, one: object) -> PlayOutcome:
         task = EnvironmentTask(id="t", digest="0", split="train", data={"what": one})
         ticket = EpisodeTicket(episode="e", base_url="u", api_key="k", model="m")
-        return await runner.play_episode(task, ticket, "/none", PlayLimits(seconds=2))
+        return await runner.play_episode(task, ticket, "/none", PlayLimits(seconds=2, replies=7))
 
     async def run(folder: str) -> list[PlayOutcome]:
         runner = ForeignRunner(ForeignProcess((sys.executable, "-c", WORKER), os.defpath, {}))
@@ -91,6 +92,10 @@ def play_all(*what: object) -> list[PlayOutcome]:
 
 def test_answers_come_in_any_order() -> None:
     assert [outcome.reward for outcome in play_all(1, 2, 3)] == [1.0, 2.0, 3.0, 0.0]
+
+
+def test_a_process_knows_the_limit_of_replies() -> None:
+    assert play_all("replies")[0].reward == 7.0
 
 
 @pytest.mark.parametrize(

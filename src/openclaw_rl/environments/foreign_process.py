@@ -2,7 +2,7 @@
 
 It is a program of any language or Python with any libraries. Requests are JSON lines on its stdin, answers on stdout:
 
-    {"id": 1, "play": {"episode", "task", "data", "base_url", "api_key", "model", "folder", "seconds"}}
+    {"id": 1, "play": {"episode", "task", "data", "base_url", "api_key", "model", "folder", "seconds", "replies"}}
     {"id": 1, "outcome": {"reward", "parts", "steps", "status", "reason"}}       as `REWARD_FILE` of a command
     {"id": 1, "error": "text"}                                                   the episode is void
     {"id": 1, "cancel": true}                                                    to the process; an answer is not needed
@@ -210,6 +210,7 @@ class ForeignRunner:
             "model": ticket.model,
             "folder": folder,
             "seconds": limits.seconds,
+            "replies": limits.replies,
         }
         try:
             answer = await self._process.send_request("play", body, limits.seconds)

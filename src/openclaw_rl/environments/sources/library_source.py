@@ -185,6 +185,14 @@ LIBRARIES = (
         python="3.11 to 3.13",
     ),
     ForeignLibrary(
+        name="verifiers-v1",
+        summary="tasksets of verifiers 0.4, its second generation: verifiers-v1:NAME",
+        program="verifiers_v1_worker.py",
+        requirement="'verifiers>=0.4,<0.5'",
+        argument="NAME, the name of an installed taskset or the path of its file",
+        python="3.11 to 3.14",
+    ),
+    ForeignLibrary(
         name="browsergym",
         summary="web pages in a browser, e.g. browsergym:miniwob.click-test-2, or a folder of pages",
         program="browsergym_worker.py",
