@@ -53,6 +53,16 @@ def test_many_replies_and_their_limit(command: LibraryCommand) -> None:
     command.assert_nothing_left()
 
 
+def test_a_full_context_is_done_and_a_first_prompt_that_does_not_fit_is_void(command: LibraryCommand) -> None:
+    options = ("--group", "2", "--unchecked", *LIMITS)
+    found = command.play(f"{GUESSING}?later=9000", "full", *options)
+    assert found["tasks"]["task-0"] == {"done": 2, "mean_reward": 1.0}, found
+    command.assert_captured("full", steps=1)
+    assert command.run("run", f"{GUESSING}?begin=9000", "--run", "first", *options).returncode == 1
+    assert {episode.outcome for episode in command.episodes("first")} == {"void"}
+    assert all("it got no reply" in episode.reason for episode in command.episodes("first"))
+
+
 @pytest.mark.parametrize(("fault", "reason"), [("die", "the process ended"), ("raise", "the tool of the verifier")])
 def test_a_failure_of_the_environment_is_void_and_unfit(command: LibraryCommand, fault: str, reason: str) -> None:
     source = f"{LEGS}?size=1&fault={fault}"
