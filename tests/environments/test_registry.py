@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,20 @@ from openclaw_rl.errors import ConfigError
 def test_an_option_that_a_source_does_not_use_is_refused(given: dict[str, str], named: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(f"does not use {named}")):
         find_source(SourceRequest(source="command", search_path="/usr/bin", **given))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"agent": "claude-code"}, "expected one of tools, text, plain, terminus-2, oracle, nop"),
+        ({"agent": "text", "python": sys.executable}, "needs no --python"),
+        ({"agent": "terminus-2", "python": "no-such-python"}, "no such program"),
+    ],
+)
+def test_an_agent_of_harbor_needs_its_python_and_no_other_does(given: dict[str, str], words: str) -> None:
+    request = SourceRequest(source="harbor", argument="tasks", search_path="/usr/bin", **given)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        find_source(request).make_runner(request)
 
 
 def test_an_unknown_source_is_refused_with_the_known_ones() -> None:

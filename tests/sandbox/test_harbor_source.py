@@ -12,8 +12,11 @@ from aiohttp import web
 
 from openclaw_rl.environments.sources.harbor.bash_agent import AGENTS
 from openclaw_rl.environments.sources.harbor.source import HarborRunner, HarborSource
+from openclaw_rl.environments.sources.harbor.task_box import TaskBox, UnfitTask
+from openclaw_rl.environments.sources.harbor.task_folder import load_folder
+from openclaw_rl.environments.sources.harbor.trials import BoxCalls
 from openclaw_rl.environments.types import EpisodeTicket, PlayLimits, PlayOutcome, TaskFitness
-from openclaw_rl.errors import OpenClawError
+from openclaw_rl.errors import BoxLost, OpenClawError
 from openclaw_rl.settings.schema_sandbox import SandboxConfig
 
 SANDBOX = SandboxConfig(memory=256, processes=60, disk=16)
@@ -174,3 +177,49 @@ def test_files_of_the_task_that_change_how_tests_run_are_its_own_again(public_fo
     (task / "environment" / "files" / "conftest.py").write_text("ours\n")
     assert check(task).fit
     assert play(task, [bash("touch done.txt; echo theirs >conftest.py"), END]).reward == 1.0
+
+
+def call_box(folder: Path, *calls: dict[str, Any]) -> list[Any]:
+    """Answer the calls of another runner in the box of a task; return the answers, or the errors."""
+
+    async def run() -> list[Any]:
+        box = BoxCalls(box=TaskBox(folder=load_folder(folder), sandbox=SANDBOX))
+        found: list[Any] = []
+        for call in calls:
+            body = {"cwd": None, "env": {}, "seconds": 20} | call if call["box"] == "run" else call
+            try:
+                found.append(await box.answer_call(body))
+            except OpenClawError as error:
+                found.append(error)
+        await box.box.close_box()
+        return [*found, box.failed]
+
+    return asyncio.run(run())
+
+
+def test_another_runner_verifies_in_a_fresh_box() -> None:
+    leave = "echo yes >done.txt; echo x >conftest.py; echo 1 >/logs/reward.txt; echo x >/tests/planted; sleep 60 &"
+    look = "cat done.txt; ls /tests /logs conftest.py; echo $PYTHONSAFEPATH"
+    tests = tempfile.mkdtemp()
+    (Path(tests) / "test.sh").write_text(TEST)
+    *_, moved, _, seen, failed = call_box(
+        write_task(),
+        {"box": "open"},
+        {"box": "run", "command": leave},
+        {"box": "move"},
+        {"box": "put", "source": tests, "target": "/tests"},
+        {"box": "run", "command": look, "env": {"PYTHONSAFEPATH": ""}},
+    )
+    assert moved == {}
+    assert seen["stdout"].split() == ["yes", "/logs:", "/tests:", "test.sh", "1"]
+    assert "conftest.py" in seen["stderr"]
+    assert failed is None
+
+
+def test_a_box_that_fails_is_known_and_a_missing_file_is_no_failure() -> None:
+    missing, failed = call_box(write_task(), {"box": "open"}, {"box": "get", "source": "/app/no", "target": "/x"})[1:]
+    assert isinstance(missing, OpenClawError)
+    assert failed is None
+    assert isinstance(call_box(write_task(), {"box": "run", "command": "true"})[-1], BoxLost)
+    unfit = write_task(dockerfile="FROM debian:12\nRUN false\n")
+    assert isinstance(call_box(unfit, {"box": "open"})[-1], UnfitTask)

@@ -57,7 +57,7 @@ def train_on_tasks(source: str, group_size: int, epochs: int, agent: str | None,
             f"a system runs on {config.home_dir}: use `openclaw-rl env check` and `openclaw-rl env run` with it"
         )
     request = make_request(source, given, config, agent=agent)
-    limits = PlayLimits(seconds=given["limit_seconds"])
+    limits = PlayLimits(seconds=given["limit_seconds"], replies=config.rollout.episode_steps)
     parallel = given["parallel"] or config.rollout.parallel_envs
     chosen = RunOptions(
         name=new_run_name(),
@@ -67,7 +67,6 @@ def train_on_tasks(source: str, group_size: int, epochs: int, agent: str | None,
         epochs=epochs,
         seed=0,
         limits=limits,
-        max_steps=config.rollout.episode_steps,
         unchecked=False,
     )
     try:

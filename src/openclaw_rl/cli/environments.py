@@ -168,8 +168,7 @@ def run_tasks(
         parallel=given["parallel"] or config.rollout.parallel_envs,
         epochs=epochs,
         seed=seed,
-        limits=PlayLimits(seconds=given["limit_seconds"]),
-        max_steps=max_steps or config.rollout.episode_steps,
+        limits=PlayLimits(seconds=given["limit_seconds"], replies=max_steps or config.rollout.episode_steps),
         unchecked=unchecked,
     )
     try:

@@ -43,7 +43,6 @@ class RunOptions:
     epochs: int
     seed: int
     limits: PlayLimits
-    max_steps: int | None
     unchecked: bool
 
 
@@ -82,7 +81,6 @@ def run_environment(home: Path, key: str, request: SourceRequest, options: RunOp
                 parallel=options.parallel,
                 gateway_pid=lambda: getattr(running_address(home), "pid", None),
                 on_result=progress.add_result,
-                max_steps=options.max_steps,
             )
             await _until_signal(loop.play_all(continued=continued))
 

@@ -2,10 +2,12 @@
 
 It is a program of any language or Python with any libraries. Requests are JSON lines on its stdin, answers on stdout:
 
-    {"id": 1, "play": {"episode", "task", "data", "base_url", "api_key", "model", "folder", "seconds"}}
+    {"id": 1, "play": {"episode", "task", "data", "base_url", "api_key", "model", "folder", "seconds", "replies"}}
     {"id": 1, "outcome": {"reward", "parts", "steps", "status", "reason"}}       as `REWARD_FILE` of a command
     {"id": 1, "error": "text"}                                                   the episode is void
     {"id": 1, "cancel": true}                                                    to the process; an answer is not needed
+    {"id": 1, "call": 7, "box": "run", ...}                                      it asks the owner, within a request
+    {"id": 1, "call": 7, "exit_code": 0, ...}                                    the answer to it, or {"error": "text"}
 
 Answers come in any order. Other lines on stdout are ignored, because libraries print. The process ends when its stdin
 does.
@@ -18,7 +20,7 @@ import contextlib
 import itertools
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from openclaw_rl.environments.command_source import plain_environment
@@ -32,6 +34,8 @@ _GRACE_SECONDS = 10.0  # for an answer after the limit; after it, the process ha
 _DRAIN_SECONDS = 1.0  # for the last words of a process
 _LAST_BYTES = 300
 _MAX_LINE = 1 << 24  # bytes
+CallAnswerer = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
+"""Answers what a process asks within a request. Raises `OpenClawError` with the reason if it cannot."""
 
 
 class ForeignError(OpenClawError):
@@ -48,6 +52,8 @@ class ForeignProcess:
         self._process: asyncio.subprocess.Process | None = None
         self._reading: asyncio.Task[None] | None = None
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._answerers: dict[int, CallAnswerer] = {}
+        self._calls: dict[asyncio.Task[None], int] = {}
         self._numbers = itertools.count(1)
         self._lock = asyncio.Lock()
         self._last_words = ""
@@ -56,13 +62,18 @@ class ForeignProcess:
         """Set the working folder of the process, which marks its children, too. It must exist."""
         self._folder = folder
 
-    async def send_request(self, kind: str, body: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    async def send_request(
+        self, kind: str, body: Mapping[str, Any], seconds: float, answer_call: CallAnswerer | None = None
+    ) -> dict[str, Any]:
         """Return the answer to `{kind: body}`. Raises `ForeignError`.
 
-        A process that does not answer within the limit, in seconds, and some more is killed.
+        A process that does not answer within the limit, in seconds, and some more is killed. `answer_call`: answers
+        what the process asks until then; what it still works on afterwards is cancelled.
         """
         process = await self._ensure_started()
         number = next(self._numbers)
+        if answer_call is not None:
+            self._answerers[number] = answer_call
         answer = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
             await self._write_line(process, {"id": number, kind: dict(body)})
@@ -77,6 +88,7 @@ class ForeignProcess:
             raise
         finally:
             self._waiting.pop(number, None)
+            await self._end_calls(number)
         if "error" in found:
             raise ForeignError(str(found["error"]))
         return found
@@ -118,7 +130,7 @@ class ForeignProcess:
         errors = asyncio.create_task(self._read_errors(process.stderr))
         with contextlib.suppress(ValueError):  # a line above the limit: the process cannot be understood any more
             while line := await process.stdout.readline():
-                self._take_answer(line)
+                self._take_line(process, line)
         await asyncio.wait([errors], timeout=_DRAIN_SECONDS)
         errors.cancel()
         for answer in self._waiting.values():
@@ -133,15 +145,39 @@ class ForeignProcess:
             lines = [line.strip() for line in rest.decode(errors="replace").splitlines() if line.strip()]
             self._last_words = lines[-1] if lines else ""
 
-    def _take_answer(self, line: bytes) -> None:
+    def _take_line(self, process: asyncio.subprocess.Process, line: bytes) -> None:
         try:
             found = json.loads(line)
-            answer = self._waiting.get(found["id"])
-        except (ValueError, TypeError, KeyError, RecursionError):
+            number, call = found["id"], found.get("call")
+            answer = self._waiting.get(number)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             log.debug("ignored: %r", line[:200])
             return
-        if answer is not None and not answer.done():
+        if call is not None:
+            task = asyncio.create_task(self._answer_call(process, number, found))
+            self._calls[task] = number
+            task.add_done_callback(self._calls.pop)
+        elif answer is not None and not answer.done():
             answer.set_result(found)
+
+    async def _answer_call(self, process: asyncio.subprocess.Process, number: int, asked: dict[str, Any]) -> None:
+        """Answer what the process asks. A failure of ours is its answer; the process decides what it means."""
+        answerer = self._answerers.get(number)
+        try:
+            if answerer is None:
+                raise ForeignError("the request has ended")
+            answer = await answerer(asked)
+        except (OpenClawError, OSError, ValueError, KeyError) as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        with contextlib.suppress(ForeignError):  # the process has ended, and its requests fail
+            await self._write_line(process, {"id": number, "call": asked["call"], **answer})
+
+    async def _end_calls(self, number: int) -> None:
+        self._answerers.pop(number, None)
+        calls = [task for task, request in self._calls.items() if request == number]
+        for task in calls:
+            task.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
 
     async def _write_line(self, process: asyncio.subprocess.Process, body: Mapping[str, Any]) -> None:
         assert process.stdin is not None
@@ -174,6 +210,7 @@ class ForeignRunner:
             "model": ticket.model,
             "folder": folder,
             "seconds": limits.seconds,
+            "replies": limits.replies,
         }
         try:
             answer = await self._process.send_request("play", body, limits.seconds)

@@ -10,6 +10,13 @@ from openclaw_rl.environments.command_source import CommandRunner, CommandSource
 from openclaw_rl.environments.foreign_process import ForeignProcess, ForeignRunner
 from openclaw_rl.environments.sources.harbor.bash_agent import AGENTS
 from openclaw_rl.environments.sources.harbor.source import HarborRunner, HarborSource
+from openclaw_rl.environments.sources.harbor.trials import (
+    HARBOR_LIBRARY,
+    TRIAL_AGENTS,
+    TrialProcess,
+    TrialRunner,
+    TrialSource,
+)
 from openclaw_rl.environments.sources.library_source import (
     LIBRARIES,
     ForeignLibrary,
@@ -92,19 +99,27 @@ def _program_of(request: SourceRequest) -> Sequence[str]:
 def _harbor_source(request: SourceRequest) -> TaskSource:
     if not request.argument:
         raise ConfigError("no tasks: name their folder, e.g. `harbor:tasks/terminal`")
-    return HarborSource(
-        top=Path(request.argument),
-        sandbox=request.sandbox,
-        held_out_share=request.held_out_share,
-        granted=request.granted,
-    )
+    return _folder_source(request, Path(request.argument))
 
 
 def _swe_source(request: SourceRequest) -> TaskSource:
     if not request.argument:
         raise ConfigError("no instances: name a file of SWE-bench or a folder of them, e.g. `swe:instances.jsonl`")
+    return _folder_source(request, make_task_folders(Path(request.argument)))
+
+
+def _folder_source(request: SourceRequest, top: Path) -> TaskSource:
+    """Return a source of task folders: checked by Harbor's own runner if its Python or one of its agents is named."""
+    if request.python is not None or request.agent in TRIAL_AGENTS:
+        return TrialSource(
+            top=top,
+            access=_access_of(HARBOR_LIBRARY, request),
+            trials=_trial_process(request),
+            held_out_share=request.held_out_share,
+            name=request.source,
+        )
     return HarborSource(
-        top=make_task_folders(Path(request.argument)),
+        top=top,
         sandbox=request.sandbox,
         held_out_share=request.held_out_share,
         granted=request.granted,
@@ -114,28 +129,42 @@ def _swe_source(request: SourceRequest) -> TaskSource:
 
 def _harbor_runner(request: SourceRequest) -> EpisodeRunner:
     agent = request.agent or "tools"
+    if agent in TRIAL_AGENTS:
+        return TrialRunner(agent=agent, trials=_trial_process(request))
     if agent not in AGENTS:
-        raise ConfigError(f"--agent {agent}: expected one of {', '.join(AGENTS)}")
+        raise ConfigError(f"--agent {agent}: expected one of {', '.join([*AGENTS, *TRIAL_AGENTS])}")
+    if request.python is not None:
+        raise ConfigError(
+            f"--agent {agent} needs no --python: it is for Harbor's own agents ({', '.join(TRIAL_AGENTS)})"
+        )
     return HarborRunner(agent=AGENTS[agent], sandbox=request.sandbox, granted=request.granted)
+
+
+def _trial_process(request: SourceRequest) -> TrialProcess:
+    process = _access_of(HARBOR_LIBRARY, request).make_process()
+    return TrialProcess(process=process, sandbox=request.sandbox, granted=request.granted)
+
+
+def _access_of(library: ForeignLibrary, request: SourceRequest) -> LibraryAccess:
+    return LibraryAccess(
+        library=library, python=request.python, search_path=request.search_path, granted=request.granted
+    )
 
 
 def _library_kind(library: ForeignLibrary) -> SourceKind:
     """Return the kind of source that is a library under a Python of its own."""
-
-    def access_of(request: SourceRequest) -> LibraryAccess:
-        return LibraryAccess(
-            library=library, python=request.python, search_path=request.search_path, granted=request.granted
-        )
-
     return SourceKind(
         summary=library.summary,
         takes=_OF_LIBRARIES,
-        make_source=lambda request: LibrarySource(access_of(request), request.argument, request.held_out_share),
-        make_runner=lambda request: make_library_runner(access_of(request)),
+        make_source=lambda request: LibrarySource(
+            _access_of(library, request), request.argument, request.held_out_share
+        ),
+        make_runner=lambda request: make_library_runner(_access_of(library, request)),
     )
 
 
 _OF_LIBRARIES = frozenset({"argument", "python", "held_out_share"})
+_OF_FOLDERS = frozenset({"argument", "python", "held_out_share", "agent"})
 _OF_COMMANDS = frozenset({"tasks", "held_out_share", "command", "oracle", "nop"})
 _ASKED_FOR = {  # how a field of a request is given
     "argument": "`:{}`",
@@ -168,15 +197,16 @@ SOURCES: Mapping[str, SourceKind] = {
         make_runner=make_tool_runner,
     ),
     "harbor": SourceKind(
-        summary="task folders of Harbor in boxes of this machine: `harbor:FOLDER`, --agent tools, text or plain",
-        takes=frozenset({"argument", "held_out_share", "agent"}),
+        summary="task folders of Harbor in boxes of this machine: `harbor:FOLDER`, --agent tools, text, plain or, by "
+        "Harbor's own runner, terminus-2",
+        takes=_OF_FOLDERS,
         make_source=_harbor_source,
         make_runner=_harbor_runner,
     ),
     **{library.name: _library_kind(library) for library in LIBRARIES},
     "swe": SourceKind(
         summary="instances of SWE-bench with local checkouts: `swe:FILE` or `swe:FOLDER`, agents as for `harbor`",
-        takes=frozenset({"argument", "held_out_share", "agent"}),
+        takes=_OF_FOLDERS,
         make_source=_swe_source,
         make_runner=_harbor_runner,
     ),

@@ -48,7 +48,6 @@ class EpisodeLoop:
     parallel: int
     gateway_pid: Callable[[], int | None]
     on_result: Callable[[EpisodeResult], None]
-    max_steps: int | None = None
     _void_row: int = field(default=0, init=False)
 
     async def play_all(self, *, continued: bool) -> None:
@@ -124,7 +123,7 @@ class EpisodeLoop:
             "group": {"id": episode.group, "size": self.plan.group_size},
             "split": task.split,
             "ttl": min(_MAX_TTL, int(self.limits.seconds) + _EXTRA_TTL),
-        } | ({} if self.max_steps is None else {"max_steps": self.max_steps})
+        } | ({} if self.limits.replies is None else {"max_steps": self.limits.replies})
         ticket = await self.client.open_episode(episode.id, body)
         try:
             outcome = await self.runner.play_episode(task, ticket, folder, self.limits)

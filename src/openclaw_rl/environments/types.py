@@ -32,9 +32,13 @@ class EpisodeTicket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayLimits:
-    """Limits of one episode. `seconds`: wall time until all its processes are killed."""
+    """Limits of one episode. `seconds`: wall time until all its processes are killed.
+
+    `replies`: how many the gateway gives; None: as many as its settings allow.
+    """
 
     seconds: float
+    replies: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ PLANTED_NAMES = (
     "__pycache__", "conftest.py", "pytest.ini", ".pytest.ini", "sitecustomize.py", "usercustomize.py", "*.pth"
 )  # fmt: skip
 """Names of files and folders that change how tests are found, loaded or run."""
-_VERIFIER_VARIABLES = {"PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+VERIFIER_VARIABLES = {"PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 """Python then imports neither from the current folder nor from the home."""
 
 
@@ -43,8 +43,24 @@ async def verify_in_fresh_box(
 ) -> CommandResult:
     """Close `used`, copy its files to the unopened box `fresh`, and verify them there. Closes both boxes.
 
-    The files go from box to box unread. Raises `SandboxError` if a copy fails or the results are missing: then nothing
-    is known of the model's work.
+    Raises `SandboxError` if a copy fails or the results are missing: then nothing is known of the model's work.
+    """
+    try:
+        await move_to_fresh_box(used, fresh, plan)
+        result = await fresh.run(
+            plan.command, cwd=plan.cwd, env={**VERIFIER_VARIABLES, **plan.env}, time_limit=plan.time_limit
+        )
+        if plan.results is not None and results_to is not None:
+            await fresh.get(plan.results, results_to)
+        return result
+    finally:
+        await fresh.close()
+
+
+async def move_to_fresh_box(used: Box, fresh: Box, plan: Verification) -> None:
+    """Close `used`, and open `fresh` with its files as `plan` wants them. The files go from box to box unread.
+
+    Raises `SandboxError` if a copy fails.
     """
     with tempfile.TemporaryDirectory() as folder:
         archive = Path(folder) / "carried.tar"
@@ -52,18 +68,9 @@ async def verify_in_fresh_box(
             await used.save_archive(plan.carried, archive)
         finally:
             await used.close()
-        try:
-            await fresh.open()
-            await fresh.load_archive(plan.carried, archive)
-            await _replace_tests(fresh, plan)
-            result = await fresh.run(
-                plan.command, cwd=plan.cwd, env={**_VERIFIER_VARIABLES, **plan.env}, time_limit=plan.time_limit
-            )
-            if plan.results is not None and results_to is not None:
-                await fresh.get(plan.results, results_to)
-            return result
-        finally:
-            await fresh.close()
+        await fresh.open()
+        await fresh.load_archive(plan.carried, archive)
+        await _replace_tests(fresh, plan)
 
 
 async def _replace_tests(fresh: Box, plan: Verification) -> None:

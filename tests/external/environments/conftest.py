@@ -11,31 +11,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.external.environments.recorded_system import RecordedSystem
 from tests.system.test_environments import episodes_of_run, marked_processes
 
 from openclaw_rl.store import exchanges
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.episodes import turn_list
-from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_config
 
 ROOT = Path(__file__).parents[3]
-SETTINGS = {
-    "train.method": "groups",
-    "train.batch.min_groups": 64,
-    "train.batch.max_groups": 64,
-}  # nothing is trained while a test looks
+BOXES = "openclaw-rl-boxes-"
 
 
 @pytest.fixture(scope="session")
-def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SubprocessSystem]:
-    with SubprocessSystem(scratch_config(tmp_path_factory.mktemp("home"), SETTINGS)) as made:
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RecordedSystem]:
+    with RecordedSystem(tmp_path_factory.mktemp("home")) as made:
         yield made
 
 
 class LibraryCommand:
     """`openclaw-rl env` with a library under the Python of its own environment."""
 
-    def __init__(self, system: SubprocessSystem, scratch: Path, python: Path) -> None:
+    def __init__(self, system: RecordedSystem, scratch: Path, python: Path) -> None:
         self.system, self.scratch, self.python = system, scratch, python
         scratch.mkdir()
 
@@ -67,10 +63,11 @@ class LibraryCommand:
             return episodes_of_run(conn, run)
 
     def assert_captured(self, run: str, steps: int | None = 1) -> None:
-        """Check that each turn of each episode that is done has its step, the outcome, and its tokens as sampled.
+        """Check that each turn of each episode that is done has its step, the outcome, and the ids of the engine.
 
         `steps`: of each episode; None: at least one.
         """
+        sampled = self.system.recorder.sampled()
         with Store.open(self.system.config.store_path, create=False) as store, store.read() as conn:
             found = [episode for episode in episodes_of_run(conn, run) if episode.outcome == "done"]
             assert found
@@ -81,12 +78,21 @@ class LibraryCommand:
                 for row in rows:
                     held_out = "its task is held out" if episode.split == "held_out" else None
                     assert row["untrainable"] == held_out, "the library's sampling can be trained on"
-                    reply = exchanges.get_many(conn, [row["id"]])[row["id"]].reply
+                    exchange = exchanges.get_many(conn, [row["id"]])[row["id"]]
+                    reply = exchange.reply
                     assert reply is not None
                     assert reply.mask.all(), "every token was sampled by the engine"
                     assert len(reply.response_ids) == len(reply.logprobs) > 0
+                    ids = tuple(exchange.request.prompt_ids.tolist()), tuple(reply.response_ids.tolist())
+                    assert ids in sampled, "the ids are those that the engine got and gave"
+
+    def list_boxes(self) -> list[Path]:
+        """The leases of boxes, in the folder that stays."""
+        return list(self.scratch.glob(f"{BOXES}*/*"))
 
     def assert_nothing_left(self) -> None:
         assert marked_processes(self.scratch) == []
-        assert list(self.scratch.glob("openclaw-*")) == []
+        found = list(self.scratch.glob("openclaw-*"))
+        assert [path for path in found if not path.name.startswith(BOXES)] == []
+        assert self.list_boxes() == []
         assert list((self.home / "environments" / "runners").iterdir()) == []

@@ -21,6 +21,15 @@ def ask_policy(asked: Mapping[str, Any], messages: Sequence[Mapping[str, str]]) 
     return str(reply["choices"][0]["message"].get("content") or ""), str(reply["id"])
 
 
+def ask_context(asked: Mapping[str, Any]) -> int:
+    """Return how many tokens fit into a prompt and its reply. Raises `urllib.error.HTTPError`."""
+    request = urllib.request.Request(
+        f"{asked['base_url']}/models", headers={"Authorization": f"Bearer {asked['api_key']}"}
+    )
+    with urllib.request.urlopen(request, timeout=asked["seconds"]) as answer:
+        return int(json.load(answer)["data"][0]["max_model_len"])
+
+
 def stop_reason(error: urllib.error.HTTPError) -> str:
     """Return which limit of the policy an answer means. Raises the error if it means none."""
     if error.code == 410:

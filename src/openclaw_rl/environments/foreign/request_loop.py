@@ -7,9 +7,11 @@ and the modules beside them; nothing of `openclaw_rl`.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import functools
 import hashlib
 import importlib.util
+import itertools
 import json
 import os
 import shutil
@@ -28,6 +30,30 @@ _PAGE_ROWS = 2000  # tasks in one answer
 
 class ForeignRefusal(Exception):
     """Raised by a handler for a request that cannot be answered. Its text is the answer."""
+
+
+class OwnerRefusal(Exception):
+    """Raised by `call_owner` with the owner's reason."""
+
+
+_asked: contextvars.ContextVar[tuple[int, Callable[[Mapping[str, Any]], None]]] = contextvars.ContextVar("asked")
+_calls: dict[int, asyncio.Future[dict[str, Any]]] = {}
+_call_numbers = itertools.count(1)
+
+
+async def call_owner(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Ask the owner for something that belongs to the request that this task answers. Raises `OwnerRefusal`."""
+    number, send = _asked.get()
+    call = next(_call_numbers)
+    answer = _calls[call] = asyncio.get_running_loop().create_future()
+    try:
+        send({"id": number, "call": call, **body})
+        found = await answer
+    finally:
+        del _calls[call]
+    if "error" in found:
+        raise OwnerRefusal(str(found["error"]))
+    return dict(found)
 
 
 def serve_requests(handlers: Mapping[str, Handler]) -> None:
@@ -54,6 +80,10 @@ async def _serve(handlers: Mapping[str, Handler], send: Callable[[Mapping[str, A
     while True:
         request = json.loads(await lines.get())
         number = request.pop("id")
+        if "call" in request:
+            if (answer := _calls.get(request["call"])) is not None and not answer.done():
+                answer.set_result(request)
+            continue
         if request.get("cancel"):
             if number in running:
                 running[number].cancel()
@@ -70,6 +100,7 @@ def _forget_task(running: dict[int, asyncio.Task[None]], number: int, _: asyncio
 async def _answer(
     handler: Handler | None, kind: str, number: int, body: dict[str, Any], send: Callable[[Mapping[str, Any]], None]
 ) -> None:
+    _asked.set((number, send))
     try:
         if handler is None:
             raise ForeignRefusal(f"unknown request {kind!r}")

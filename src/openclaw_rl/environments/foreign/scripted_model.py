@@ -45,16 +45,24 @@ class ScriptedModel:
 
 def _handler_of(model: ScriptedModel) -> type[BaseHTTPRequestHandler]:
     class ScriptedHandler(BaseHTTPRequestHandler):
-        """Answers chat requests without streaming."""
+        """Answers chat requests, also with a stream."""
 
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
-            self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            reply = model.next_reply(self.headers.get("Authorization", "").removeprefix("Bearer "))
-            body = json.dumps(_completion(reply) if reply is not None else {"error": {"message": "unknown key"}})
-            self.send_response(200 if reply is not None else 401)
-            self.send_header("Content-Type", "application/json")
+            asked = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))))
+            sent = self.headers.get("x-api-key") or self.headers.get("Authorization", "").removeprefix("Bearer ")
+            reply = model.next_reply(sent)
+            if reply is None:
+                self._send(401, "application/json", json.dumps({"error": {"message": "unknown key"}}))
+            elif asked.get("stream"):
+                self._send(200, "text/event-stream", _stream(reply))
+            else:
+                self._send(200, "application/json", json.dumps(_completion(reply)))
+
+        def _send(self, status: int, kind: str, body: str) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body.encode())))
             self.end_headers()
             self.wfile.write(body.encode())
@@ -75,3 +83,13 @@ def _completion(reply: str) -> dict[str, Any]:
         "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
         "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
     }
+
+
+def _stream(reply: str) -> str:
+    """Return a completion as server-sent events: the message, its end, and the usage."""
+    whole = _completion(reply)
+    same = {name: whole[name] for name in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
+    message = {"index": 0, "delta": whole["choices"][0]["message"], "finish_reason": None}
+    parts = [{"choices": [message]}, {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}]
+    parts.append({"choices": [], "usage": whole["usage"]})
+    return "".join(f"data: {json.dumps(same | part)}\n\n" for part in parts) + "data: [DONE]\n\n"

@@ -59,8 +59,8 @@ def load_environment(asked: Mapping[str, Any]) -> Any:
         vf = importlib.import_module("verifiers")
         if not hasattr(vf, "load_environment"):
             raise ForeignRefusal(
-                f"verifiers {vf.__version__} has no load_environment: it is the second generation. Expected verifiers "
-                "0.3 (`verifiers>=0.3.1,<0.4`)"
+                f"verifiers {vf.__version__} has no load_environment: it is the second generation, for which the "
+                "source is verifiers-v1. Expected verifiers 0.3 (`verifiers>=0.3.1,<0.4`)"
             )
         if not _environments:
             logging.getLogger("verifiers").addHandler(ProblemHandler())

@@ -35,6 +35,7 @@ class ForeignLibrary:
     """A library as a source. `program`: its file in `foreign/`. `requirement`: the words after `pip install`.
 
     `argument`: what follows the name of the source, for errors. `python`: which versions the library takes.
+    `variables`: set for its process, unless others are granted.
     """
 
     name: str
@@ -43,6 +44,7 @@ class ForeignLibrary:
     requirement: str
     argument: str
     python: str
+    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +63,7 @@ class LibraryAccess:
             raise ConfigError(f"--python {self.python}: no such program. Expected a Python that has {self._words()}")
         # Not resolved: a symbolic link is how a virtual environment's Python finds its packages.
         command = (str(Path(program).absolute()), str(_FOREIGN / self.library.program))
-        return ForeignProcess(command, self.search_path, self.granted)
+        return ForeignProcess(command, self.search_path, {**self.library.variables, **self.granted})
 
     def explain_error(self, error: ForeignError) -> ConfigError:
         """Return the error of a request as one of the configuration, with the line that installs what is missing."""
@@ -181,6 +183,14 @@ LIBRARIES = (
         requirement="'verifiers[rg]>=0.3.1,<0.4'",
         argument="NAME, the name of an installed environment or the path of its file",
         python="3.11 to 3.13",
+    ),
+    ForeignLibrary(
+        name="verifiers-v1",
+        summary="tasksets of verifiers 0.4, its second generation: verifiers-v1:NAME",
+        program="verifiers_v1_worker.py",
+        requirement="'verifiers>=0.4,<0.5'",
+        argument="NAME, the name of an installed taskset or the path of its file",
+        python="3.11 to 3.14",
     ),
     ForeignLibrary(
         name="browsergym",

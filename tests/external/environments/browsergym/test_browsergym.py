@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 from tests.external.environments.conftest import ROOT, LibraryCommand
+from tests.external.environments.recorded_system import RecordedSystem
 from tests.system.test_environments import marked_processes
 from tests.system.test_parked import wait_for
-
-from openclaw_rl.supervisor.subprocess_system import SubprocessSystem
 
 WEB = str(ROOT / "tasks/web")
 LIMITS = ("--limit-seconds", "90", "--max-steps", "2")
@@ -21,7 +20,7 @@ PYTHON = ROOT / ".browsergym-venv/bin/python"
 
 
 @pytest.fixture
-def command(system: SubprocessSystem, tmp_path: Path) -> LibraryCommand:
+def command(system: RecordedSystem, tmp_path: Path) -> LibraryCommand:
     return LibraryCommand(system, tmp_path / "tmp", PYTHON)
 
 
@@ -40,15 +39,16 @@ def test_the_web_tasks_are_fit_and_played(command: LibraryCommand, tmp_path: Pat
     command.assert_nothing_left()
 
 
-def test_miniwob_has_seeds_and_no_oracle(command: LibraryCommand) -> None:
-    source = "browsergym:miniwob.click-test-2?seeds=2"
+def test_miniwob_has_seeds_and_no_oracle(command: LibraryCommand, miniwob: tuple[str, int]) -> None:
+    task, seeds = miniwob
+    source = f"browsergym:miniwob.{task}?seeds={seeds}"
     checked = command.run("check", source, *LIMITS[:2])
     assert checked.returncode == 1
-    assert "2 tasks, 0 unfit, 2 not checked" in checked.stdout
+    assert f"{seeds} tasks, 0 unfit, {seeds} not checked" in checked.stdout
     assert "were not checked on this machine" in command.run("run", source).stderr
-    found = command.play(source, "miniwob", "--group", "4", "--parallel", "8", "--unchecked", *LIMITS)
-    assert (found["done"], found["void"]["count"]) == (8, 0), found
-    command.assert_captured("miniwob", steps=2)
+    found = command.play(source, task, "--group", "2", "--parallel", "8", "--unchecked", *LIMITS)
+    assert (found["done"], found["void"]["count"]) == (2 * seeds, 0), found
+    command.assert_captured(task, steps=None)
     command.assert_nothing_left()
 
 

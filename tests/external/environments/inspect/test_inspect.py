@@ -8,17 +8,16 @@ from pathlib import Path
 
 import pytest
 from tests.external.environments.conftest import ROOT, LibraryCommand
+from tests.external.environments.recorded_system import RecordedSystem
 from tests.system.test_environments import marked_processes
 from tests.system.test_parked import wait_for
-
-from openclaw_rl.supervisor.subprocess_system import SubprocessSystem
 
 FILE = str(Path(__file__).parent / "environments" / "capitals.py")
 LIMITS = ("--limit-seconds", "90")
 
 
 @pytest.fixture
-def command(system: SubprocessSystem, tmp_path: Path) -> LibraryCommand:
+def command(system: RecordedSystem, tmp_path: Path) -> LibraryCommand:
     return LibraryCommand(system, tmp_path / "tmp", ROOT / ".inspect-venv/bin/python")
 
 

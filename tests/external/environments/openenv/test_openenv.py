@@ -12,16 +12,17 @@ from pathlib import Path
 
 import pytest
 from tests.external.environments.conftest import ROOT, LibraryCommand
+from tests.external.environments.recorded_system import RecordedSystem
 from tests.system.test_parked import wait_for
 
-from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, free_port
+from openclaw_rl.common.sockets import free_port
 
 PYTHON = ROOT / ".openenv-venv/bin/python"
 LIMITS = ("--limit-seconds", "60")
 
 
 @pytest.fixture
-def command(system: SubprocessSystem, tmp_path: Path) -> LibraryCommand:
+def command(system: RecordedSystem, tmp_path: Path) -> LibraryCommand:
     return LibraryCommand(system, tmp_path / "tmp", PYTHON)
 
 

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 from tests.external.environments.conftest import ROOT, LibraryCommand
+from tests.external.environments.recorded_system import RecordedSystem
 from tests.system.test_environments import marked_processes
 from tests.system.test_parked import wait_for
-
-from openclaw_rl.supervisor.subprocess_system import SubprocessSystem
 
 ENVIRONMENTS = Path(__file__).parent / "environments"
 SUMS = str(ENVIRONMENTS / "sums.py")
@@ -20,7 +19,7 @@ LIMITS = ("--limit-seconds", "60")
 
 
 @pytest.fixture
-def command(system: SubprocessSystem, tmp_path: Path) -> LibraryCommand:
+def command(system: RecordedSystem, tmp_path: Path) -> LibraryCommand:
     return LibraryCommand(system, tmp_path / "tmp", ROOT / ".verifiers-venv/bin/python")
 
 

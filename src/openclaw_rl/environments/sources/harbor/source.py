@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -44,30 +44,10 @@ class HarborSource:
 
     async def check_task(self, task: EnvironmentTask, folder: str, limits: PlayLimits) -> TaskFitness:
         """Solve the task with its own solution, and do nothing; verify both as an episode is verified."""
-        results: dict[str, PlayOutcome] = {}
-        loaded = load_folder(Path(task.data["folder"]))
-        best = float(loaded.settings.metadata.get("best_reward", 1.0))
-        await asyncio.to_thread(Path(folder).mkdir, 0o700)
-        reason: str | None = None
-        try:
-            for name in ("oracle", "nop"):
-                results[name] = await self._score_attempt(loaded, Path(folder, name), solve=name == "oracle")
-                if results[name].status == "void":
-                    raise UnfitTask(f"{name}: {results[name].reason}")
-            reason = _compare_rewards(results, best, allows_network=loaded.settings.environment.allows_network)
-        except UnfitTask as error:
-            reason = str(error)
-        rewards = {name: outcome.reward for name, outcome in results.items()}
-        return TaskFitness(
-            task=task.id,
-            digest=task.digest,
-            fit=reason is None,
-            reason=reason or "",
-            oracle=rewards.get("oracle"),
-            nop=rewards.get("nop"),
-        )
+        return await check_folder(task, folder, self._score_attempt)
 
-    async def _score_attempt(self, folder: HarborFolder, results: Path, *, solve: bool) -> PlayOutcome:
+    async def _score_attempt(self, folder: HarborFolder, name: str, results: Path) -> PlayOutcome:
+        solve = name == "oracle"
         box = TaskBox(folder=folder, sandbox=self.sandbox, granted=self.granted)
         try:
             await box.open_box()
@@ -137,6 +117,38 @@ class HarborRunner:
         except EpisodeOver as error:
             return str(error)
         return None
+
+
+async def check_folder(
+    task: EnvironmentTask, scratch: str, attempt: Callable[[HarborFolder, str, Path], Awaitable[PlayOutcome]]
+) -> TaskFitness:
+    """Compare the attempts `oracle` and `nop` at a task.
+
+    `attempt`: plays one of them, with a path that does not exist yet; raises `UnfitTask`. `scratch`: as for
+    `EpisodeRunner.play_episode`.
+    """
+    results: dict[str, PlayOutcome] = {}
+    loaded = load_folder(Path(task.data["folder"]))
+    best = float(loaded.settings.metadata.get("best_reward", 1.0))
+    await asyncio.to_thread(Path(scratch).mkdir, 0o700)
+    reason: str | None = None
+    try:
+        for name in ("oracle", "nop"):
+            results[name] = await attempt(loaded, name, Path(scratch, name))
+            if results[name].status == "void":
+                raise UnfitTask(f"{name}: {results[name].reason}")
+        reason = _compare_rewards(results, best, allows_network=loaded.settings.environment.allows_network)
+    except UnfitTask as error:
+        reason = str(error)
+    rewards = {name: outcome.reward for name, outcome in results.items()}
+    return TaskFitness(
+        task=task.id,
+        digest=task.digest,
+        fit=reason is None,
+        reason=reason or "",
+        oracle=rewards.get("oracle"),
+        nop=rewards.get("nop"),
+    )
 
 
 def _compare_rewards(results: Mapping[str, PlayOutcome], best: float, *, allows_network: bool) -> str | None:

@@ -26,13 +26,19 @@ from openclaw_rl.errors import ConfigError
 from openclaw_rl.sandbox.box import HOME_FOLDER, Box, BoxRoot, CommandResult
 from openclaw_rl.sandbox.box_commands import BOX_PATH
 from openclaw_rl.sandbox.box_kinds import make_box
-from openclaw_rl.sandbox.fresh_verification import PLANTED_NAMES, Verification, verify_in_fresh_box
+from openclaw_rl.sandbox.fresh_verification import (
+    PLANTED_NAMES,
+    VERIFIER_VARIABLES,
+    Verification,
+    move_to_fresh_box,
+    verify_in_fresh_box,
+)
 from openclaw_rl.settings.schema_sandbox import SandboxConfig
 
 _TESTS, _SOLUTION, _LOGS, _RESULTS = "/tests", "/solution", "/logs", "/logs/verifier"
 _OWN_FOLDERS = (_TESTS, _SOLUTION, _LOGS)
 _REWARD_NUMBER, _REWARD_TABLE = "reward.txt", "reward.json"
-_LEAST_VERIFIER_SECONDS = 60.0  # after an agent that used up the whole time
+LEAST_VERIFIER_SECONDS = 60.0  # after an agent that used up the whole time
 _KEPT_WORDS = 300  # characters of a program's output in a reason
 
 
@@ -52,6 +58,8 @@ class TaskBox:
     granted: Mapping[str, str] = field(default_factory=dict)
     plan: BuildPlan = field(init=False)
     box: Box = field(init=False)
+    fixed_variables: dict[str, str] = field(init=False)
+    """Variables of every command of another runner, which its own do not replace."""
 
     def __post_init__(self) -> None:
         settings = self.folder.settings
@@ -69,6 +77,7 @@ class TaskBox:
         except (DockerfileError, ConfigError, ValueError) as error:
             raise UnfitTask(str(error)) from None
         self.box = self._new_box()
+        self.fixed_variables = {}
 
     async def open_box(self) -> None:
         """Open the box and build the task in it. Raises `SandboxError`; `UnfitTask` if a step of the build fails."""
@@ -103,17 +112,14 @@ class TaskBox:
         `seconds`: what is left of the episode's time. Raises `SandboxError` if nothing is known of the work.
         """
         own = self.folder.settings.verifier.timeout_sec
-        limit = own if seconds is None else min(own, max(seconds, _LEAST_VERIFIER_SECONDS))
-        variables = dict(self.plan.variables)
-        if "PATH" in variables:  # programs of the box come before those that the policy may have left
-            variables["PATH"] = f"{BOX_PATH}:{variables['PATH']}"
+        limit = own if seconds is None else min(own, max(seconds, LEAST_VERIFIER_SECONDS))
         plan = Verification(
             command=f"mkdir -p {_RESULTS}; chmod +x {_TESTS}/test.sh; {_TESTS}/test.sh",
             cwd=self.plan.cwd,
-            carried=tuple(folder for folder in self.plan.folders if folder not in _OWN_FOLDERS),
+            carried=self._carried_folders(),
             tests={**self._planted_originals(), _TESTS: self.folder.path / "tests"},
             results=_RESULTS,
-            env=variables | fill_variables(self.folder.settings.verifier.env, self.granted),
+            env=self._verifier_variables() | fill_variables(self.folder.settings.verifier.env, self.granted),
             time_limit=limit,
         )
         result = await verify_in_fresh_box(self.box, self._new_box(), plan, results)
@@ -123,9 +129,28 @@ class TaskBox:
             return PlayOutcome(status="done", reward=0.0, reason=f"the verifier did not end within {limit:g} s")
         return await asyncio.to_thread(read_rewards, results, result)
 
+    async def move_to_fresh(self) -> None:
+        """Go on in a fresh box, with the files and variables with which `verify_task` verifies. Raises `SandboxError`.
+
+        For a runner that puts the tests there and runs them itself.
+        """
+        used, self.box = self.box, self._new_box()
+        plan = Verification(command="", carried=self._carried_folders(), tests=self._planted_originals())
+        await move_to_fresh_box(used, self.box, plan)
+        self.fixed_variables = VERIFIER_VARIABLES | self._verifier_variables()
+
     async def close_box(self) -> None:
         """Close the box. May be called again."""
         await self.box.close()
+
+    def _carried_folders(self) -> tuple[str, ...]:
+        return tuple(folder for folder in self.plan.folders if folder not in _OWN_FOLDERS)
+
+    def _verifier_variables(self) -> dict[str, str]:
+        variables = dict(self.plan.variables)
+        if "PATH" in variables:  # programs of the box come before those that the policy may have left
+            variables["PATH"] = f"{BOX_PATH}:{variables['PATH']}"
+        return variables
 
     def _new_box(self) -> Box:
         asked = self.folder.settings.environment

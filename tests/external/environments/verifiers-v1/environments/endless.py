@@ -1,0 +1,17 @@
+"""A taskset without an end."""
+
+import itertools
+from collections.abc import Iterator
+
+import verifiers.v1 as vf
+
+
+class EndlessTaskset(vf.Taskset[vf.Task, vf.TasksetConfig]):
+    INFINITE = True
+
+    def load(self) -> Iterator[vf.Task]:
+        for number in itertools.count():
+            yield vf.Task(vf.TaskData(prompt=f"Say {number}."), self.config.task)
+
+
+__all__ = ["EndlessTaskset"]
