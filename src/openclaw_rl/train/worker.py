@@ -72,7 +72,7 @@ async def run(config: Config, *, stop: asyncio.Event, on_loaded: Callable[[], No
 def open_train_loop(config: Config, store: Store, replies: ReplySource | None = None) -> TrainLoop:
     """Load the base model and check that the store belongs to it. Raises `ModelError`, `IdentityMismatch`.
 
-    `replies`: source of the replies of practice; default: the gateway that runs on the home.
+    `replies`: source of the replies for gate and practice; default: the gateway that runs on the home.
     """
     files = ModelFiles.from_config(config.model)
     with store.write() as conn:
@@ -100,7 +100,7 @@ def open_train_loop(config: Config, store: Store, replies: ReplySource | None = 
         tracker=tracker,
         saver=saver,
         eval_every=config.track.eval_every,
-        gate=make_gate(config, store, builder.renderer),
+        gate=make_gate(config, store, builder.renderer, replies),
         watch=SatisfactionWatch(store, config.gate, config.policy.per),
         per=config.policy.per,
         practice=make_practice(config, store, builder.renderer, builder.transient, method, replies),
