@@ -119,8 +119,8 @@ def make_tables(units: Sequence[Unit]) -> str:
     """Return the tables of all arms."""
     arms = list(dict.fromkeys(unit.arm for unit in units))
     rows = [_poison_row(arm, kind, [u for u in units if u.arm == arm]) for arm in arms for kind in POISONS]
-    head = ("gate", "batch", "batches", "refused", "rolled back", "harmless", "worse", "satisfied before", "after")
-    poison = markdown_table((*head, "turns trained on"), rows)
+    head = ("gate", "batch", "batches", "refused", "rolled back", "harmless", "worse", "whole batch refused")
+    poison = markdown_table((*head, "turns trained on", "satisfied before", "after"), rows)
     checks = markdown_table(
         ("gate", "honest versions", "refused", "rolled back", "user replies", "failed"),
         [_honest_row(arm, [u for u in units if u.arm == arm]) for arm in arms],
@@ -141,7 +141,7 @@ def _poison_row(arm: str, kind: str, units: Sequence[Unit]) -> tuple[object, ...
     counts = [sum(one.result == name for one in found) for name in CLASSES]
     shares = [f"{sum(one.satisfied[key] for one in found) / len(found):.2f}" for key in ("before", "poisoned")]
     turns = f"{sum(one.trained_turns for one in found)} of {sum(one.poison.replies for one in found)}"
-    return (arm, kind, len(found), *counts, *shares, turns)
+    return (arm, kind, len(found), *counts, sum(one.whole_refused for one in found), turns, *shares)
 
 
 def _honest_row(arm: str, units: Sequence[Unit]) -> tuple[object, ...]:

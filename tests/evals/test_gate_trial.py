@@ -56,8 +56,8 @@ def test_the_page_lists_what_is_worse_and_false_alarms(tmp_path: Path) -> None:
     gate_trial_report.write_page(page, [UNIT])
     text = page.read_text()
     assert "old" not in text
-    assert "| default | inverted | 1 | 0 | 0 | 0 | 1 | 0.90 | 0.70 | 4 of 8 |" in text
-    assert "| default | junk | 1 | 0 | 1 | 0 | 0 | 0.90 | 0.90 | 2 of 8 |" in text
+    assert "| default | inverted | 1 | 0 | 0 | 0 | 1 | 0 | 4 of 8 | 0.90 | 0.70 |" in text
+    assert "| default | junk | 1 | 0 | 1 | 0 | 0 | 0 | 2 of 8 | 0.90 | 0.90 |" in text
     assert "- default, inverted, person 1 (short): 0.90 before, 0.70 after the batch, 0.90 after the live turns" in text
     assert "| default | 4 | 1 | 1 | 56 | 1 |" in text, "the versions of the copy without poison are honest, too"
     assert Unit.from_json(json.dumps(dataclasses.asdict(UNIT))) == UNIT

@@ -25,7 +25,7 @@ for turns of a batch that was refused before."""
 MAX_JUNK_DISTANCE, MIN_JUNK_NATS = 3.0, 10.0
 """Standard deviations, and nats in all, by which a praised reply must be less likely than usual ones, under the head
 and under the base, to be junk. A style that is new to the head is likely under the base; a short reply with one rare
-word lacks the nats."""
+word is not unlikely enough in all."""
 MIN_AGREEMENT, MIN_VERDICTS = -0.5, 3
 """Mean agreement of a batch with what was learned at or below which it is refused, and verdicts that this needs."""
 _MIN_SPREAD = 0.3  # nats per token: smallest standard deviation; praise of a rare reply teaches most
@@ -103,7 +103,7 @@ def outlier_distance(praised: Sequence[float], held_out: Sequence[float]) -> flo
 def junk_distance(logprobs: Sequence[Logprobs], usual: Sequence[float]) -> float | None:
     """Return by how many standard deviations the least likely of some replies is less likely than usual replies.
 
-    `logprobs`: of each reply [R]; a reply that lacks fewer than `MIN_JUNK_NATS` has distance 0. `usual`: mean
+    `logprobs`: of each reply [R]; a reply that is less so by fewer than `MIN_JUNK_NATS` has distance 0. `usual`: mean
     log-probabilities per token, one a reply; median and median deviation count, so that a few of them may be junk, too.
     None without replies or with few usual ones.
     """
@@ -111,8 +111,8 @@ def junk_distance(logprobs: Sequence[Logprobs], usual: Sequence[float]) -> float
         return None
     middle = float(np.median(usual))
     spread = max(1.4826 * float(np.median(np.abs(np.array(usual) - middle))), _MIN_SPREAD)
-    lacks = [(middle - float(np.mean(found)), len(found)) for found in logprobs]
-    return max((lack / spread for lack, count in lacks if lack * count >= MIN_JUNK_NATS), default=0.0)
+    gaps = [(middle - float(np.mean(found)), len(found)) for found in logprobs]
+    return max((gap / spread for gap, count in gaps if gap * count >= MIN_JUNK_NATS), default=0.0)
 
 
 def junk_reason(distance: float | None) -> str | None:
