@@ -81,7 +81,7 @@ learn-days: $(STAMP)  ## thirty simulated days of three people and two drifts, w
 	taskset -c 0 env OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.thirty_days --out runs/learn-days --doc docs/thirty_days.md
 
 gate-trial: $(STAMP)  ## poisoned batches and honest versions, with the default gate and the strict one; updates docs/gate_trial.md (about a quarter of an hour)
-	taskset -c 0 env OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.gate_trial --out runs/gate-trial --doc docs/gate_trial.md
+	taskset -c 0 env OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.gate_trial --set gate.budget=0 --out runs/gate-trial --doc docs/gate_trial.md
 
 check: $(STAMP)  ## lint, format, strict types; the import order is among the tests
 	$(BIN)/ruff check src tests benchmarks docs examples recipes slime

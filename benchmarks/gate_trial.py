@@ -3,7 +3,7 @@
 Each person talks to a fresh system in one process (`in_process.py`), with real training, until a number of versions is
 made. The home is then copied, and each copy gets one poisoned batch: reactions that say the opposite of the truth
 ("inverted"), or praise of replies that were sampled at a high temperature ("junk"). Then the person talks honestly
-again for one batch of live turns, under the watch of live satisfaction. A further copy is not poisoned.
+again for one batch of live turns, under the watch of live satisfaction.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Trial:
         return self._phase_of(config, 0, talk, began)
 
     async def run_poison(self, kind: str, home: Path) -> PoisonOutcome:
-        """Give one poisoned batch, and talk honestly then. `kind` may be "control": no poison."""
+        """Give one poisoned batch, and talk honestly then, unless the head was trained on nothing of it."""
         config, speaker, began = self.config(home), copy.deepcopy(self.speaker), time.monotonic()
         first = _count_versions(config)
         async with self._open_rooms(config) as rooms:
@@ -86,16 +86,16 @@ class Trial:
             asked = [questions_about(fact)[0] for fact in facts_of("asked")]
             satisfied = {"before": self._measure(rooms, before, asked)}
             talk = _Talk(rooms, self.seed, speaker, kind)
-            if kind != "control":
-                await talk.run(lambda: _count_versions(config) > first and _is_drained(config))
+            await talk.run(lambda: _count_versions(config) > first and _is_drained(config))
             poisoned, last = await rooms.settle(), _count_versions(config)
             satisfied["poisoned"] = self._measure(rooms, poisoned, asked) if poisoned != before else satisfied["before"]
             poison = self._phase_of(config, first, talk, began)
             live = _Talk(rooms, self.seed, speaker, "honest")
             known = len(speaker.persona.log)
-            await live.run(lambda: live.is_long_enough(known))
+            if poison.trained_turns:
+                await live.run(lambda: live.is_long_enough(known))
             end = await rooms.settle()
-            satisfied["end"] = self._measure(rooms, end, asked)
+            satisfied["end"] = self._measure(rooms, end, asked) if end != poisoned else satisfied["poisoned"]
         after = self._phase_of(config, last, live, time.monotonic())
         reactions = speaker.persona.log[known:]
         return PoisonOutcome(
@@ -104,7 +104,7 @@ class Trial:
             trained_turns=poison.trained_turns,
             rolled_back=_states(config, first, last).count(PolicyState.ROLLED_BACK.value),
             satisfied=satisfied,
-            live=sum(reaction.satisfied for reaction in reactions) / len(reactions),
+            live=sum(reaction.satisfied for reaction in reactions) / len(reactions) if reactions else None,
             live_turns=len(reactions),
             poison=poison,
             after=after,
@@ -202,12 +202,12 @@ def _is_drained(config: Config) -> bool:
 
 
 def run_unit(arm: str, seed: int, more: Mapping[str, Any], *, versions: int) -> Unit:
-    """Run one person of one arm: the honest versions, a copy without poison, and a copy for each poison."""
+    """Run one person of one arm: the honest versions, and a copy for each poison."""
     with tempfile.TemporaryDirectory() as folder:
         trial = Trial(Path(folder) / "home", seed, {**ARMS[arm], **more})
         honest = asyncio.run(trial.talk_honestly(versions))
         outcomes = []
-        for kind in ("control", *POISONS):
+        for kind in POISONS:
             copied = shutil.copytree(trial.home, Path(folder) / kind)
             outcomes.append(asyncio.run(trial.run_poison(kind, copied)))
             shutil.rmtree(copied)
@@ -248,7 +248,7 @@ def main() -> None:
                 print(gate_trial_report.describe_unit(units[-1]), flush=True)
         print(gate_trial_report.make_tables(units))
         if given.doc is not None:
-            gate_trial_report.write_page(given.doc, units)
+            gate_trial_report.write_page(given.doc, units, given.sets)
 
 
 if __name__ == "__main__":

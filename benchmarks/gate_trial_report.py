@@ -44,14 +44,14 @@ class Phase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoisonOutcome:
-    """One poisoned batch, or none ("control"), and the batch of live turns after it."""
+    """One poisoned batch, and the batch of live turns after it; none where no turn of it was trained on."""
 
     kind: str
     whole_refused: bool  # the version of the whole batch, before it was tried in parts
     trained_turns: int  # poisoned turns that a promoted version was trained on
     rolled_back: int  # versions of the poisoned batch, by the end of the live turns
     satisfied: Mapping[str, float]  # shares of all questions: by the version "before", the "poisoned" one, at the "end"
-    live: float  # share of the live turns that satisfied
+    live: float | None  # share of the live turns that satisfied
     live_turns: int
     poison: Phase
     after: Phase  # the live turns
@@ -94,11 +94,6 @@ class Unit:
     def phases(self) -> list[Phase]:
         return [self.honest, *(phase for one in self.outcomes for phase in (one.poison, one.after))]
 
-    @property
-    def honest_phases(self) -> list[Phase]:
-        """Those of a person who was never poisoned."""
-        return [self.honest, *(one.after for one in self.outcomes if one.kind == "control")]
-
 
 def _read_phase(row: Mapping[str, Any]) -> Phase:
     return Phase(**{key: tuple(value) if isinstance(value, list) else value for key, value in row.items()})
@@ -108,7 +103,7 @@ def describe_unit(unit: Unit) -> str:
     """Return one line about a person."""
     parts = [
         f"{one.kind}: {one.result}, {one.trained_turns} trained, {one.satisfied['before']:.3f} -> "
-        f"{one.satisfied['poisoned']:.3f} -> {one.satisfied['end']:.3f}, live {one.live:.2f}"
+        f"{one.satisfied['poisoned']:.3f} -> {one.satisfied['end']:.3f}"
         for one in unit.outcomes
     ]
     seconds = sum(phase.seconds for phase in unit.phases)
@@ -130,7 +125,7 @@ def make_tables(units: Sequence[Unit]) -> str:
         f"{one.satisfied['poisoned']:.2f} after the batch, {one.satisfied['end']:.2f} after the live turns"
         for unit in units
         for one in unit.outcomes
-        if one.kind in POISONS and one.result == "worse"
+        if one.result == "worse"
     ]
     listed = "Worse, one by one:\n\n" + "\n".join(worse) if worse else ""
     return "\n\n".join(part for part in (poison, listed, checks) if part)
@@ -145,7 +140,7 @@ def _poison_row(arm: str, kind: str, units: Sequence[Unit]) -> tuple[object, ...
 
 
 def _honest_row(arm: str, units: Sequence[Unit]) -> tuple[object, ...]:
-    phases = [phase for unit in units for phase in unit.honest_phases]
+    phases = [unit.honest for unit in units]
     every = [phase for unit in units for phase in unit.phases]
     return (
         arm,
@@ -157,9 +152,11 @@ def _honest_row(arm: str, units: Sequence[Unit]) -> tuple[object, ...]:
     )
 
 
-def write_page(page: Path, units: Sequence[Unit]) -> None:
-    """Replace the result on the page."""
+def write_page(page: Path, units: Sequence[Unit], sets: Sequence[str] = ()) -> None:
+    """Replace the result on the page. `sets`: further settings, as KEY=VALUE."""
     seeds = sorted({unit.seed for unit in units})
     minutes = sum(phase.seconds for unit in units for phase in unit.phases) / 60
     facts = f"{len(seeds)} people, seeds {seeds[0]} to {seeds[-1]}; {minutes:.0f} minutes on one core."
+    if sets:
+        facts += f" Settings: {', '.join(f'`{text}`' for text in sets)}."
     replace_tables(page, SECTION, f"{facts}\n\n{make_tables(units)}")

@@ -39,7 +39,7 @@ UNIT = Unit(
     seed=1,
     taste="short",
     honest=phase_of("live", "rejected", failed=1),
-    outcomes=(outcome_of("control", 0), outcome_of("inverted", 4, after=0.7), outcome_of("junk", 2, rolled_back=1)),
+    outcomes=(outcome_of("inverted", 4, after=0.7), outcome_of("junk", 2, rolled_back=1)),
 )
 
 
@@ -59,7 +59,7 @@ def test_the_page_lists_what_is_worse_and_false_alarms(tmp_path: Path) -> None:
     assert "| default | inverted | 1 | 0 | 0 | 0 | 1 | 0 | 4 of 8 | 0.90 | 0.70 |" in text
     assert "| default | junk | 1 | 0 | 1 | 0 | 0 | 0 | 2 of 8 | 0.90 | 0.90 |" in text
     assert "- default, inverted, person 1 (short): 0.90 before, 0.70 after the batch, 0.90 after the live turns" in text
-    assert "| default | 4 | 1 | 1 | 56 | 1 |" in text, "the versions of the copy without poison are honest, too"
+    assert "| default | 2 | 1 | 0 | 40 | 1 |" in text
     assert Unit.from_json(json.dumps(dataclasses.asdict(UNIT))) == UNIT
 
 
@@ -96,4 +96,4 @@ def test_a_batch_of_praised_junk_is_refused_with_the_default_settings(tmp_path: 
     assert outcome.whole_refused
     assert "a praised reply of its batch is junk" in outcome.poison.reasons[0]
     assert (outcome.poison.failed, outcome.after.failed) == (0, 0)
-    assert outcome.live_turns >= LIVE_TURNS
+    assert (outcome.live_turns >= LIVE_TURNS) == (outcome.trained_turns > 0)
