@@ -16,6 +16,7 @@ import numpy as np
 
 from openclaw_rl.errors import ModelError, PluginError
 from openclaw_rl.gates.evidence import (
+    MIN_COUNT,
     Evidence,
     disagreement_reason,
     junk_distance,
@@ -93,9 +94,10 @@ class HeldOutEvidence:
         if samples:
             with self._recording_failure(candidate):
                 self._compare_held_out(samples, candidate, head, scorer)
-        if (praised := [s for s in batch if (s.reward or 0.0) > 0]) and usual:
+        praised, likely = [s for s in batch if (s.reward or 0.0) > 0], _samples_of(usual, head)
+        if praised and len(likely) >= MIN_COUNT:
             with self._recording_failure(candidate):
-                self._find_junk(praised, _samples_of(usual, head), head, base, scorer)
+                self._find_junk(praised, likely, head, base, scorer)
         if self._is_strict and head.path is not None:
             with self._recording_failure(candidate):
                 self._examine_batch(samples, batch, head, base, scorer)
