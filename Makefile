@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 export OMP_WAIT_POLICY ?= passive
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: gpu-check gpu-bench env demo demo-episodes demo-terminal demo-toolcall demo-gui learn learn-rate learn-protocol learn-days test test-system check explore fuzz faults bench starter clean test-openclaw test-clients test-engines test-qlora test-recipes test-ray test-gui test-envs test-boxes test-mcp test-env-libraries need-bwrap
+.PHONY: gpu-check gpu-bench env demo demo-episodes demo-terminal demo-toolcall demo-gui learn learn-rate learn-protocol learn-days test test-system check explore fuzz faults bench starter clean test-openclaw test-clients test-engines test-qlora test-recipes test-ray test-gui test-envs test-boxes test-mcp test-env-libraries need-bwrap gate-trial
 comma := ,
 $(STAMP): pyproject.toml
 	$(PYTHON) -c 'import sys; v=sys.version_info; sys.exit(0 if v >= (3, 11) else f"OpenClaw-RL needs Python 3.11 or newer; this is {v[0]}.{v[1]}. Try: make PYTHON=python3.11")'
@@ -77,8 +77,11 @@ learn-rate: $(STAMP)  ## reactions of one person until satisfied, with and witho
 learn-protocol: $(STAMP)  ## sessions until three people are satisfied, by method and without training; updates docs/personalisation.md (a quarter of an hour)
 	$(BIN)/python -m benchmarks.personalisation --out runs/learn-protocol --doc docs/personalisation.md
 
-learn-days: $(STAMP)  ## thirty simulated days with and without the gate; writes docs/thirty_days.md (about a quarter of an hour)
-	$(BIN)/python -m benchmarks.thirty_days --out runs/learn-days
+learn-days: $(STAMP)  ## thirty simulated days of three people and two drifts, with and without the gate; updates docs/thirty_days.md (about an hour)
+	taskset -c 0 env OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.thirty_days --out runs/learn-days --doc docs/thirty_days.md
+
+gate-trial: $(STAMP)  ## poisoned batches and honest versions, with the default gate and the strict one; updates docs/gate_trial.md (about a quarter of an hour)
+	taskset -c 0 env OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.gate_trial --set gate.budget=0 --out runs/gate-trial --doc docs/gate_trial.md
 
 check: $(STAMP)  ## lint, format, strict types; the import order is among the tests
 	$(BIN)/ruff check src tests benchmarks docs examples recipes slime

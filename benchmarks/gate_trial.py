@@ -1,136 +1,198 @@
-"""How many poisoned batches the gate refuses, and how many honest versions it refuses wrongly, on the starter.
+"""`make gate-trial`: what becomes of poisoned batches and of honest versions, with the default gate and the strict one.
 
-    python -m benchmarks.gate_trial --people 10 --versions 10
-
-Each person talks to a fresh system in one process (`in_process.py`) with real training. Once a number of versions is
-made, the home is copied, and each copy gets one poisoned batch: reactions that say the opposite of the truth
-("inverted"), or praise of replies that were sampled at a high temperature ("junk"). A batch counts as refused if no
-version that was trained on poisoned turns alone became the head.
+Each person talks to a fresh system in one process (`in_process.py`), with real training, until a number of versions is
+made. The home is then copied, and each copy gets one poisoned batch: reactions that say the opposite of the truth
+("inverted"), or praise of replies that were sampled at a high temperature ("junk"). Then the person talks honestly
+again for one batch of live turns, under the watch of live satisfaction.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import copy
 import dataclasses
+import hashlib
 import json
 import random
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks import gate_trial_report
+from benchmarks.gate_trial_report import POISONS, Phase, PoisonOutcome, Unit
 from benchmarks.in_process import Rooms
+from benchmarks.setting_args import parse_settings, setting_argument
 
+from openclaw_rl.errors import OpenClawError
 from openclaw_rl.evals import phrases
+from openclaw_rl.evals.cli_args import LARGEST_SEED, bounded_int, exit_on_error
 from openclaw_rl.evals.personas import DECK_SIZE, Persona, _ReactionCard
 from openclaw_rl.evals.styles import TASTES
+from openclaw_rl.evals.toy_world import Question, facts_of, questions_about
 from openclaw_rl.settings.load import Config, from_flat
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies, training_queue
-from openclaw_rl.types import Policy, PolicyState
+from openclaw_rl.types import PolicyState
 
-POISONS = ("inverted", "junk")
+ARMS: Mapping[str, Mapping[str, Any]] = {"default": {}, "strict": {"gate.strict": True}}
 JUNK_TEMPERATURE = 2.0  # the highest that a client may ask for
 HONEST_VERSIONS = 10  # versions that a person makes before the poison
+LIVE_TURNS = 16  # with a verdict, of which the default `train.batch.max_turns` makes one batch
+MAX_LIVE_TURNS = 80  # with or without
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What became of the versions of one phase."""
+@dataclass(slots=True, kw_only=True)
+class Speaker:
+    """A person, and what they have said so far."""
 
-    phase: str
-    taste: str
-    seed: int
-    promoted: int
-    refused: int
-    trained_turns: int  # poisoned turns that a head was trained on
-    first_refused: bool  # the first version of the phase, which has the whole batch
-    seconds: float
-    reasons: tuple[str, ...]
-    figures: tuple[dict[str, float], ...]
+    persona: Persona
+    said: int = 0
+    failed: int = 0  # replies that raised or had no end
 
 
 class Trial:
     """One person and a system of their own."""
 
-    def __init__(self, home: Path, seed: int, more: dict[str, Any]) -> None:
+    def __init__(self, home: Path, seed: int, more: Mapping[str, Any]) -> None:
         self.seed, self.taste, self._more = seed, TASTES[seed % len(TASTES)], more
-        self.home, self.persona = home, Persona(taste=TASTES[seed % len(TASTES)], seed=seed)
-        self._said = 0
+        self.home, self.speaker = home, Speaker(persona=Persona(taste=TASTES[seed % len(TASTES)], seed=seed))
 
     def config(self, home: Path) -> Config:
         """Return the settings of a home; a batch has exactly four turns, as with the defaults of a person who waits."""
-        own = {"home": str(home), "train.seed": self.seed, "train.batch.max_wait": 1e9, "gate.strict": True}
+        own = {"home": str(home), "train.seed": self.seed, "train.batch.max_wait": 1e9}
         own |= {"serve.lessons": "off", "practice.enabled": False}  # what the weights learn from turns is measured
-        return from_flat(own | self._more)
+        own |= {"engine.max_batch": 256, "engine.prefill_chunk": 8192, "gate.workers": 16}  # speed alone
+        return from_flat(own | dict(self._more))
 
-    async def honest(self, versions: int) -> Outcome:
+    async def talk_honestly(self, versions: int) -> Phase:
         """Talk until there are so many versions and no turn waits."""
-        config = self.config(self.home)
-        return await self._phase("honest", config, lambda: _count_versions(config) >= versions and _is_drained(config))
+        config, began = self.config(self.home), time.monotonic()
+        async with self._open_rooms(config) as rooms:
+            talk = _Talk(rooms, self.seed, self.speaker, "honest")
+            await talk.run(lambda: _count_versions(config) >= versions and _is_drained(config))
+        return self._phase_of(config, 0, talk, began)
 
-    async def poisoned(self, kind: str, home: Path) -> Outcome:
-        """Talk with poisoned reactions until a version was made of them, and its turns are done with."""
-        config = self.config(home)
-        before = _count_versions(config)
-        return await self._phase(kind, config, lambda: _count_versions(config) > before and _is_drained(config))
-
-    async def _phase(self, kind: str, config: Config, is_done: Callable[[], bool]) -> Outcome:
-        began, before = time.monotonic(), _count_versions(config)
-        async with Rooms(config) as rooms:
-            while not is_done():
-                await self._session(rooms, kind, is_done)
-        with Store.open(config.store_path) as store, store.read() as conn:
-            made = [p for p in policies.list_all(conn) if p.version > before]
-            trained = {
-                u.turn for p in made if p.state is PolicyState.LIVE for u in policies.uses_of_version(conn, p.version)
-            }
-        return Outcome(
-            phase=kind,
-            taste=self.taste,
-            seed=self.seed,
-            promoted=sum(p.state is PolicyState.LIVE for p in made),
-            refused=sum(_is_refused(p) for p in made),
-            trained_turns=len(trained) if kind != "honest" else 0,
-            first_refused=bool(made) and made[0].state is PolicyState.REJECTED,
-            seconds=time.monotonic() - began,
-            reasons=tuple(str(p.reason) for p in made if p.state is PolicyState.REJECTED),
-            figures=tuple({k: round(v, 3) for k, v in p.metrics.items() if k.startswith("gate/")} for p in made),
+    async def run_poison(self, kind: str, home: Path) -> PoisonOutcome:
+        """Give one poisoned batch, and talk honestly then, unless the head was trained on nothing of it."""
+        config, speaker, began = self.config(home), copy.deepcopy(self.speaker), time.monotonic()
+        first = _count_versions(config)
+        async with self._open_rooms(config) as rooms:
+            before = await rooms.settle()
+            asked = [questions_about(fact)[0] for fact in facts_of("asked")]
+            satisfied = {"before": self._measure(rooms, before, asked)}
+            talk = _Talk(rooms, self.seed, speaker, kind)
+            await talk.run(lambda: _count_versions(config) > first and _is_drained(config))
+            poisoned, last = await rooms.settle(), _count_versions(config)
+            satisfied["poisoned"] = self._measure(rooms, poisoned, asked) if poisoned != before else satisfied["before"]
+            poison = self._phase_of(config, first, talk, began)
+            live = _Talk(rooms, self.seed, speaker, "honest")
+            known = len(speaker.persona.log)
+            if poison.trained_turns:
+                await live.run(lambda: live.is_long_enough(known))
+            end = await rooms.settle()
+            satisfied["end"] = self._measure(rooms, end, asked) if end != poisoned else satisfied["poisoned"]
+        after = self._phase_of(config, last, live, time.monotonic())
+        reactions = speaker.persona.log[known:]
+        return PoisonOutcome(
+            kind=kind,
+            whole_refused=bool(poison.states) and poison.states[0] == PolicyState.REJECTED.value,
+            trained_turns=poison.trained_turns,
+            rolled_back=_states(config, first, last).count(PolicyState.ROLLED_BACK.value),
+            satisfied=satisfied,
+            live=sum(reaction.satisfied for reaction in reactions) / len(reactions) if reactions else None,
+            live_turns=len(reactions),
+            poison=poison,
+            after=after,
         )
 
-    async def _session(self, rooms: Rooms, kind: str, is_done: Callable[[], bool]) -> None:
-        history: list[dict[str, str]] = []
-        while (text := self._next_message(kind, history)) is not None and not (history and is_done()):
-            history.append({"role": "user", "content": text})
-            temperature = JUNK_TEMPERATURE if kind == "junk" else 1.0
-            reply = await rooms.say(history, seed=self.seed * 100_003 + self._said, temperature=temperature)
-            self._said += 1
-            history.append({"role": "assistant", "content": reply.text})
-            await rooms.settle()
+    def _open_rooms(self, config: Config) -> Rooms:
+        return Rooms(config, gate_replies=bool(config.gate.budget))
 
-    def _next_message(self, kind: str, history: list[dict[str, str]]) -> str | None:
-        if kind == "honest":
-            return self.persona.next_message(history)
-        self.persona._cards = [_ReactionCard(subtle=False, wrong=kind == "inverted") for _ in range(DECK_SIZE)]
-        text = self.persona.next_message(history)
-        if kind == "junk" and text is not None and len(history) > 1:  # praise, whatever the reply was
-            praise = random.Random(f"{self.seed}/{self._said}").choice(phrases.GENERIC_PRAISE.plain)
-            question = self.persona._question
-            return praise if question is None else f"{praise} {question.text}"
+    def _measure(self, rooms: Rooms, version: int, asked: list[Question]) -> float:
+        return rooms.measure(version, self.taste, asked).satisfaction
+
+    def _phase_of(self, config: Config, first: int, talk: _Talk, began: float) -> Phase:
+        """Return what became of the versions after version `first`."""
+        with Store.open(config.store_path) as store, store.read() as conn:
+            made = [p for p in policies.list_all(conn) if p.version > first]
+            promoted = [p for p in made if p.state in (PolicyState.LIVE, PolicyState.ROLLED_BACK)]
+            used = {use.turn for p in promoted for use in policies.uses_of_version(conn, p.version)}
+        return Phase(
+            states=tuple(p.state.value for p in made),
+            reasons=tuple(str(p.reason) for p in made if p.reason),
+            figures=tuple({k: round(v, 3) for k, v in p.metrics.items() if k.startswith("gate/")} for p in made),
+            trained_turns=len(used & talk.turns),
+            replies=talk.replies,
+            failed=talk.failed,
+            seconds=round(time.monotonic() - began, 1),
+        )
+
+
+class _Talk:
+    """Sessions of one kind until something is done."""
+
+    def __init__(self, rooms: Rooms, seed: int, speaker: Speaker, kind: str) -> None:
+        self._rooms, self._seed, self._speaker, self._kind = rooms, seed, speaker, kind
+        self.turns: set[str] = set()  # that were answered
+        self.failed = 0
+
+    @property
+    def replies(self) -> int:
+        return len(self.turns)
+
+    def is_long_enough(self, known: int) -> bool:
+        """Whether the person has given a batch of verdicts since the first `known` reactions of the log."""
+        reactions = self._speaker.persona.log[known:]
+        return sum(r.known for r in reactions) >= LIVE_TURNS or len(reactions) >= MAX_LIVE_TURNS
+
+    async def run(self, is_done: Callable[[], bool]) -> None:
+        while not is_done():
+            history: list[dict[str, str]] = []
+            while (text := self._next_message(history)) is not None and not (history and is_done()):
+                history.append({"role": "user", "content": text})
+                history.append({"role": "assistant", "content": await self._reply_to(history)})
+                await self._rooms.settle()
+
+    async def _reply_to(self, history: list[dict[str, str]]) -> str:
+        seed = self._seed * 100_003 + self._speaker.said
+        self._speaker.said += 1
+        try:
+            reply = await self._rooms.say(
+                history, seed=seed, temperature=JUNK_TEMPERATURE if self._kind == "junk" else 1.0
+            )
+        except OpenClawError:
+            self.failed += 1
+            return ""
+        self.failed += not reply.finished
+        self.turns.add(reply.id)
+        return reply.text
+
+    def _next_message(self, history: list[dict[str, str]]) -> str | None:
+        persona = self._speaker.persona
+        if self._kind == "honest":
+            return persona.next_message(history)
+        persona._cards = [_ReactionCard(subtle=False, wrong=self._kind == "inverted") for _ in range(DECK_SIZE)]
+        text = persona.next_message(history)
+        persona._cards = []
+        if self._kind == "junk" and text is not None and len(history) > 1:  # praise, whatever the reply was
+            praise = random.Random(f"{self._seed}/{self._speaker.said}").choice(phrases.GENERIC_PRAISE.plain)
+            return praise if persona._question is None else f"{praise} {persona._question.text}"
         return text
-
-
-def _is_refused(policy: Policy) -> bool:
-    return policy.state is PolicyState.REJECTED
 
 
 def _count_versions(config: Config) -> int:
     with Store.open(config.store_path) as store, store.read() as conn:
         return 0 if policies.get(conn, 0) is None else policies.next_version(conn) - 1
+
+
+def _states(config: Config, first: int, last: int) -> list[str]:
+    with Store.open(config.store_path) as store, store.read() as conn:
+        return [p.state.value for p in policies.list_all(conn) if first < p.version <= last]
 
 
 def _is_drained(config: Config) -> bool:
@@ -139,37 +201,54 @@ def _is_drained(config: Config) -> bool:
         return training_queue.count_trainable(conn, head=head, max_uses=1, need_score=True, need_hint=True) == 0
 
 
-def trials(seeds: range, more: dict[str, Any], *, versions: int) -> Iterator[Outcome]:
-    """Yield the outcome of each phase of each person."""
-    for seed in seeds:
-        with tempfile.TemporaryDirectory() as folder:
-            trial = Trial(Path(folder) / "home", seed, more)
-            yield asyncio.run(trial.honest(versions))
-            for kind in POISONS:
-                copied = shutil.copytree(trial.home, Path(folder) / kind)
-                yield asyncio.run(trial.poisoned(kind, copied))
+def run_unit(arm: str, seed: int, more: Mapping[str, Any], *, versions: int) -> Unit:
+    """Run one person of one arm: the honest versions, and a copy for each poison."""
+    with tempfile.TemporaryDirectory() as folder:
+        trial = Trial(Path(folder) / "home", seed, {**ARMS[arm], **more})
+        honest = asyncio.run(trial.talk_honestly(versions))
+        outcomes = []
+        for kind in POISONS:
+            copied = shutil.copytree(trial.home, Path(folder) / kind)
+            outcomes.append(asyncio.run(trial.run_poison(kind, copied)))
+            shutil.rmtree(copied)
+        return Unit(arm=arm, seed=seed, taste=trial.taste, honest=honest, outcomes=tuple(outcomes))
+
+
+def load_or_run(given: argparse.Namespace, arm: str, seed: int, more: Mapping[str, Any]) -> Unit:
+    """Return the result in the folder of results, else run it and add it there."""
+    rest = hashlib.sha256(json.dumps([dict(more), given.versions], sort_keys=True).encode()).hexdigest()[:8]
+    file = Path(given.out) / f"{arm}-{seed}-{rest}.json"
+    if not file.exists():
+        unit = run_unit(arm, seed, more, versions=given.versions)
+        file.write_text(json.dumps(dataclasses.asdict(unit)), encoding="utf-8")
+    return Unit.from_json(file.read_text(encoding="utf-8"))
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description="What becomes of poisoned batches and of honest versions.")
+    parser.add_argument("--out", type=Path, default=Path("runs/gate-trial"), help="results, from which it continues")
+    parser.add_argument("--doc", type=Path, help="page to update [none]")
+    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
+    parser.add_argument("--people", type=bounded_int(1), default=10, help="each gets two poisoned batches [10]")
+    parser.add_argument("--versions", type=bounded_int(1), default=HONEST_VERSIONS, help="honest ones of each [10]")
+    parser.add_argument("--seed", type=bounded_int(0, LARGEST_SEED), default=7000, help="of the first person [7000]")
+    parser.add_argument("--set", dest="sets", type=setting_argument, metavar="KEY=VALUE", action="append", default=[])
+    return parser
 
 
 def main() -> None:
-    """Run the trial, print each outcome as a line of JSON, and the totals."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--people", type=int, default=10, help="each makes two poisoned batches")
-    parser.add_argument("--versions", type=int, default=HONEST_VERSIONS, help="honest versions of each person")
-    parser.add_argument("--seed", type=int, default=1000)
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="further settings")
-    given = parser.parse_args()
-    more = {key: json.loads(value) for key, _, value in (text.partition("=") for text in given.set)}
-    found = []
-    for outcome in trials(range(given.seed, given.seed + given.people), more, versions=given.versions):
-        found.append(outcome)
-        print(json.dumps(dataclasses.asdict(outcome)), flush=True)
-    for kind in ("honest", *POISONS):
-        of = [o for o in found if o.phase == kind]
-        print(
-            f"{kind}: {sum(o.refused for o in of)} of {sum(o.refused + o.promoted for o in of)} versions refused; "
-            f"whole batch refused: {sum(o.first_refused for o in of)} of {len(of)}; "
-            f"poisoned turns trained on: {sum(o.trained_turns for o in of)}"
-        )
+    given = arguments().parse_args()
+    more = parse_settings(given.sets)
+    with exit_on_error():
+        given.out.mkdir(parents=True, exist_ok=True)
+        units = []
+        for arm in given.arms:
+            for seed in range(given.seed, given.seed + given.people):
+                units.append(load_or_run(given, arm, seed, more))
+                print(gate_trial_report.describe_unit(units[-1]), flush=True)
+        print(gate_trial_report.make_tables(units))
+        if given.doc is not None:
+            gate_trial_report.write_page(given.doc, units, given.sets)
 
 
 if __name__ == "__main__":

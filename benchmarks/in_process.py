@@ -55,6 +55,7 @@ class InProcess:
 
     def __init__(self, core: EmbeddedEngine) -> None:
         self._core = core
+        self._named: list[PolicyRef] = []  # of the last `load`
 
     async def generate(self, generation: Generation) -> AsyncIterator[Chunk]:
         """See `protocols.Engine.generate`. One call at a time."""
@@ -75,6 +76,10 @@ class InProcess:
 
     async def load(self, policies: Sequence[PolicyRef]) -> None:
         """See `protocols.Engine.load`."""
+        self._named = list(policies)
+        self._load_exactly(policies)
+
+    def _load_exactly(self, policies: Sequence[PolicyRef]) -> None:
         files = {
             (ref.version, ref.digest): adapter_file.read_adapter(ref) for ref in self._core.unread_policies(policies)
         }
@@ -92,6 +97,11 @@ class InProcess:
         while self._core.has_work:
             self._step()
         return [job.sampled_ids[:-1] if job.sampled_ids[-1] in stop else job.sampled_ids for job in jobs]
+
+    def load_beside(self, policies: Sequence[PolicyRef]) -> None:
+        """Load versions beside those of the last `load`, until the next one."""
+        named = {policy.version for policy in self._named}
+        self._load_exactly([*self._named, *(policy for policy in policies if policy.version not in named)])
 
     def answer(self, orders: Sequence[ReplyOrder], stop: Sequence[int]) -> list[GateReply]:
         """The replies that the gate or practice asks for, all at once."""
@@ -127,13 +137,18 @@ def _sampling(order: ReplyOrder) -> Sampling:
 class Rooms:
     """Opened on entry, closed on exit."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, *, gate_replies: bool = False) -> None:
+        """`gate_replies`: whether the gate compares replies, too, which takes most of its time."""
+        if not gate_replies:
+            config = config.model_copy(update={"gate": config.gate.model_copy(update={"budget": 0})})
         prepare_home(config)
         files = ModelFiles.from_path(config.model.path)
         self.config, self.renderer = config, Renderer(files)
         self._stores = [Store.open(config.store_path) for _ in range(3)]  # each room notices what the others commit
         serving, self._store, training = self._stores
-        core = EmbeddedEngine(EmbeddedModel.load(config.model, max_context=config.engine.max_context), config.engine)
+        model = EmbeddedModel.load(config.model, max_context=config.engine.max_context)
+        places = config.engine.max_loaded_versions + 2  # the gate's, which the gateway does not count here
+        core = EmbeddedEngine(model, config.engine.model_copy(update={"max_loaded_versions": places}))
         self._engine = InProcess(core)
         self._train = open_train_loop(config, training, self)
         self._gateway = Gateway(
@@ -203,7 +218,9 @@ class Rooms:
         return await self._load_head()
 
     def generate(self, orders: Sequence[ReplyOrder]) -> list[GateReply]:
-        """See `gates.reply_source.ReplySource.generate`; for practice."""
+        """See `gates.reply_source.ReplySource.generate`; for gate and practice. Candidates are loaded for it."""
+        with self._store.read() as conn:
+            self._engine.load_beside([p.ref for p in policies.get_many(conn, {order.version for order in orders})])
         return self._engine.answer(orders, self.renderer.stop_token_ids)
 
     async def _load_head(self) -> int:

@@ -1,8 +1,9 @@
-"""`make learn-days`: thirty simulated days of one person, with and without the gate and the watch of live satisfaction.
+"""`make learn-days`: thirty simulated days of a person, with and without the gate and the watch of live satisfaction.
 
 Each day has a subject. The taste drifts from one style to another: the share of sessions in which the person wants the
 second one rises over the middle third of the days. One reaction in ten says the opposite of the truth. The trainer, the
 judge and the engine are the real ones, in one process, on the starter; nothing depends on the speed of the machine.
+A run that was interrupted begins again from its first day; those that are complete are not repeated.
 """
 
 from __future__ import annotations
@@ -15,21 +16,22 @@ import multiprocessing
 import random
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks import thirty_days_report
 from benchmarks.in_process import Rooms
 from benchmarks.setting_args import parse_settings, setting_argument
+from benchmarks.thirty_days_report import LAST_DAYS, Day, Month
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from openclaw_rl.evals.cli_args import LARGEST_SEED, bounded_int, exit_on_error
 from openclaw_rl.evals.personas import Persona, UserReaction
-from openclaw_rl.evals.plots import markdown_table
 from openclaw_rl.evals.styles import TASTES, Taste, has_style
 from openclaw_rl.evals.toy_world import FAMILIES, Question, facts_of, is_correct, questions_about
 from openclaw_rl.settings.load import from_flat
@@ -38,25 +40,25 @@ from openclaw_rl.types import PolicyState
 
 DAYS, TURNS = 30, 40
 ARMS: Mapping[str, Mapping[str, Any]] = {"with": {}, "without": {"gate.kind": "off", "gate.watch": False}}
-LAST_DAYS, AIM = 5, 0.85
+DRIFTS = ("short:casual", "short:long")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Day:
-    """A day. `satisfied`: share of its turns; `untrained`: what version 0 reaches on all questions of the subject."""
+class MonthRun:
+    """One run: an arm, a seed, and the tastes before and after the drift."""
 
-    number: int  # from 1
-    subject: str
-    drift: float  # share of the sessions in which the person wants the second taste
-    satisfied: float
-    untrained: float
-    version: int  # that answers at the end
-    rolled_back: int  # versions so far
+    arm: str
+    seed: int
+    tastes: tuple[Taste, Taste]
+
+    @property
+    def name(self) -> str:
+        return f"{'-'.join(self.tastes)}-{self.seed}-{self.arm}"
 
 
 @dataclass(slots=True, kw_only=True)
-class Month:
-    """The person of one arm: `tastes` are the one before the drift and the one after it."""
+class DriftingPerson:
+    """The person of one run: `tastes` are the one before the drift and the one after it."""
 
     tastes: tuple[Taste, Taste]
     seed: int
@@ -92,7 +94,7 @@ class Month:
         wanted = [taste for taste, _ in log]
         untrained = sum(self._untrained_share(taste, subject) for taste in wanted)
         with rooms.read_store() as conn:
-            rolled_back = policies.count_by_state(conn).get(PolicyState.ROLLED_BACK, 0)
+            states = policies.count_by_state(conn)
         return Day(
             number=number,
             subject=subject,
@@ -100,7 +102,8 @@ class Month:
             satisfied=sum(reaction.satisfied for _, reaction in log) / len(log),
             untrained=untrained / len(log),
             version=version,
-            rolled_back=rolled_back,
+            rolled_back=states.get(PolicyState.ROLLED_BACK, 0),
+            rejected=states.get(PolicyState.REJECTED, 0),
         )
 
     def _untrained_share(self, taste: Taste, subject: str) -> float:
@@ -126,134 +129,81 @@ def draw_about(subject: str, rng: random.Random) -> Question:
     return rng.choice(questions_about(rng.choice([fact for fact in facts_of("asked") if fact.family == subject])))
 
 
-def run_arm(arm: str, given: argparse.Namespace) -> list[Day]:
+def run_month(run: MonthRun, given: argparse.Namespace) -> None:
     """Run one arm from an empty home; each day is appended to a file as it ends."""
-    home, file = (given.out / arm).resolve(), days_file(given, arm)
+    home, file = (given.out / run.name).resolve(), days_file(given, run)
     shutil.rmtree(home, ignore_errors=True)
-    settings: dict[str, Any] = {
-        "home": str(home),
-        "train.seed": given.seed,
-        "train.batch.max_wait": 1e9,
-        "engine.max_batch": 256,
-    }
+    file.unlink(missing_ok=True)
+    settings: dict[str, Any] = {"home": str(home), "train.seed": run.seed, "train.batch.max_wait": 1e9}
+    settings |= {"engine.max_batch": 256, "engine.prefill_chunk": 8192, "gate.workers": 16}  # speed alone
     settings |= {"serve.lessons": "off", "practice.enabled": False}  # what the weights learn from turns is measured
-    config = from_flat(settings | {"engine.prefill_chunk": 8192} | dict(ARMS[arm]) | parse_settings(given.sets))
-    month = Month(tastes=tuple(given.tastes), seed=given.seed, days=given.days, turns=given.turns)
-    found: list[Day] = []
+    config = from_flat(settings | dict(ARMS[run.arm]) | parse_settings(given.sets))
+    person = DriftingPerson(tastes=run.tastes, seed=run.seed, days=given.days, turns=given.turns)
+    began = time.monotonic()
 
     def report(day: Day) -> None:
-        found.append(day)
         with file.open("a", encoding="utf-8") as out:
-            out.write(json.dumps(dataclasses.asdict(day)) + "\n")
+            minutes = (time.monotonic() - began) / 60
+            out.write(json.dumps(dataclasses.asdict(dataclasses.replace(day, minutes=minutes))) + "\n")
 
-    async def run() -> None:
-        async with Rooms(config) as rooms:
-            await month.run(rooms, report)
+    async def run_days() -> None:
+        async with Rooms(config, gate_replies=True) as rooms:
+            await person.run(rooms, report)
 
-    asyncio.run(run())
+    asyncio.run(run_days())
     shutil.rmtree(home / "policies", ignore_errors=True)
-    return found
 
 
-def days_file(given: argparse.Namespace, arm: str) -> Path:
-    return Path(given.out) / f"{arm}.jsonl"
+def days_file(given: argparse.Namespace, run: MonthRun) -> Path:
+    return Path(given.out) / f"{run.name}.jsonl"
 
 
-def run_arms(given: argparse.Namespace, console: Console) -> dict[str, list[Day]]:
-    """Run the arms, each in a process of its own, and show how many days have passed."""
+def read_days(given: argparse.Namespace, run: MonthRun) -> list[Day]:
+    """Return the days that a run has had so far."""
+    file = days_file(given, run)
+    return [Day(**json.loads(line)) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def run_all(given: argparse.Namespace, console: Console) -> list[Month]:
+    """Run what is not complete yet, each in a process of its own, and show how many days have passed."""
+    runs = [
+        MonthRun(arm=arm, seed=seed, tastes=drift) for seed in given.seeds for drift in given.drifts for arm in ARMS
+    ]
+    left = [run for run in runs if len(read_days(given, run)) < given.days]
     progress = Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
     )
-    for arm in ARMS:
-        days_file(given, arm).unlink(missing_ok=True)
     workers = ProcessPoolExecutor(given.parallel, multiprocessing.get_context("spawn"))
     with progress, workers as pool:
-        tasks = {arm: progress.add_task(f"days {arm} the gate", total=given.days) for arm in ARMS}
-        jobs = {arm: pool.submit(run_arm, arm, given) for arm in ARMS}
-        while not all(job.done() for job in jobs.values()):
-            time.sleep(1)
-            for arm, task in tasks.items():
-                file = days_file(given, arm)
-                progress.update(task, completed=file.read_text().count("\n") if file.exists() else 0)
-        return {arm: job.result() for arm, job in jobs.items()}
+        task = progress.add_task("runs", total=len(runs), completed=len(runs) - len(left))
+        for job in as_completed([pool.submit(run_month, run, given) for run in left]):
+            job.result()
+            progress.advance(task)
+    return [Month(arm=run.arm, seed=run.seed, tastes=run.tastes, days=tuple(read_days(given, run))) for run in runs]
 
 
-# ------------------------------------------------------------------------------------------------------------- report
-
-
-def conclusion(days: Sequence[Day]) -> str:
-    """Return what the aim says about one arm: days below the untrained policy, and the worst of the last days."""
-    below = [str(day.number) for day in days if day.satisfied < day.untrained]
-    worst = min(day.satisfied for day in days[-LAST_DAYS:])
-    named = f" ({', '.join(below)})" if below else ""
-    first = f"{len(below)} of {len(days)} days are below the untrained policy{named}"
-    return f"{first}; the worst of the last {len(days[-LAST_DAYS:])} days has {worst:.2f} (aim: {AIM})"
-
-
-def table(found: Mapping[str, Sequence[Day]]) -> str:
-    """Return the days of both arms as a Markdown table."""
-    header = ("day", "subject", "second taste", "untrained", "with the gate", "rolled back", "without")
-    rows = []
-    for one, other in zip(found["with"], found["without"], strict=True):
-        shares = f"{one.untrained:.2f}", f"{one.satisfied:.2f}", one.rolled_back, f"{other.satisfied:.2f}"
-        rows.append((one.number, one.subject.replace("_", " "), f"{one.drift:.0%}", *shares))
-    return markdown_table(header, rows)
-
-
-def write_report(given: argparse.Namespace, found: Mapping[str, Sequence[Day]]) -> None:
-    """Write the page with the table, and the picture beside it."""
-    picture = given.doc.parent / "images" / f"{given.doc.stem}.png"
-    picture.parent.mkdir(parents=True, exist_ok=True)
-    plot(picture, found)
-    first, second = given.tastes
-    given.doc.write_text(
-        f"""# Thirty simulated days
-
-`make learn-days` writes this page. One simulated person talks to the starter for {given.days} days of {given.turns}
-turns. Each day has a subject. In the middle third of the days the taste drifts from *{first}* to *{second}*. One
-reaction in ten says the opposite of the truth. A turn is satisfying if its reply is correct and to the person's taste.
-*Untrained* is what version 0 reaches on all questions of the day's subject, with the day's tastes. *Without the gate*:
-`gate.kind: off` and `gate.watch: false`.
-
-- With the gate: {conclusion(found["with"])}.
-- Without the gate: {conclusion(found["without"])}.
-
-![Satisfaction by day](images/{picture.name})
-
-{table(found)}
-""",
-        encoding="utf-8",
-    )
-
-
-def plot(path: Path, found: Mapping[str, Sequence[Day]]) -> None:
-    """Write a PNG with the satisfaction of each day."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axis = plt.subplots(figsize=(9, 4), layout="constrained")
-    numbers = [day.number for day in found["with"]]
-    axis.plot(numbers, [day.untrained for day in found["with"]], color="#9aa5b1", label="untrained")
-    axis.plot(numbers, [day.satisfied for day in found["without"]], color="#2e4057", label="without the gate")
-    axis.plot(numbers, [day.satisfied for day in found["with"]], color="#d1495b", linewidth=2.5, label="with the gate")
-    axis.set(xlabel="day", ylabel="share of satisfying turns", ylim=(0, 1.03))
-    axis.legend(frameon=False, loc="lower right")
-    axis.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+def drift_argument(text: str) -> tuple[Taste, Taste]:
+    """Parse two tastes (argparse `type`)."""
+    first, _, second = text.partition(":")
+    found = [taste for name in (first, second) for taste in TASTES if taste == name]
+    if len(found) != 2:
+        raise argparse.ArgumentTypeError(f"expected two of {', '.join(TASTES)}, e.g. short:long, got {text!r}")
+    return found[0], found[1]
 
 
 def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Satisfaction over thirty simulated days, with and without the gate.")
-    parser.add_argument("--out", type=Path, default=Path("runs/learn-days"))
-    parser.add_argument("--doc", type=Path, default=Path("docs/thirty_days.md"))
-    parser.add_argument("--seed", type=bounded_int(0, LARGEST_SEED), default=1)
-    parser.add_argument("--tastes", nargs=2, choices=TASTES, default=["short", "casual"], metavar="TASTE")
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/learn-days"), help="days of each run; it continues there"
+    )
+    parser.add_argument("--doc", type=Path, help="page to update [none]")
+    parser.add_argument("--seeds", nargs="+", type=bounded_int(0, LARGEST_SEED), default=[1, 2, 3])
+    parser.add_argument(
+        "--drifts", nargs="+", type=drift_argument, metavar="TASTE:TASTE", default=[drift_argument(d) for d in DRIFTS]
+    )
     parser.add_argument("--days", type=bounded_int(LAST_DAYS), default=DAYS)
     parser.add_argument("--turns", type=bounded_int(1), default=TURNS, help="of a day, at least")
-    parser.add_argument("--parallel", type=bounded_int(1, 2), default=2, help="arms at once, each a process")
+    parser.add_argument("--parallel", type=bounded_int(1, 2), default=1, help="runs at once, each a process")
     parser.add_argument("--set", dest="sets", type=setting_argument, metavar="KEY=VALUE", action="append", default=[])
     return parser
 
@@ -262,12 +212,11 @@ def main() -> None:
     given = arguments().parse_args()
     with exit_on_error():
         given.out.mkdir(parents=True, exist_ok=True)
-        console, began = Console(), time.monotonic()
-        found = run_arms(given, console)
-        write_report(given, found)
-        for arm, days in found.items():
-            console.print(f"{arm} the gate: {conclusion(days)}", markup=False)
-        console.print(f"{(time.monotonic() - began) / 60:.0f} minutes; {given.doc}", markup=False)
+        console = Console()
+        months = run_all(given, console)
+        console.print(thirty_days_report.summary_table(months), markup=False, soft_wrap=True)
+        if given.doc is not None:
+            thirty_days_report.write_page(given.doc, months)
 
 
 if __name__ == "__main__":

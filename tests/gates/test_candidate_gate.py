@@ -14,7 +14,7 @@ from tests.store.world import policy
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.gates.candidate_gate import CandidateGate, GateResult
 from openclaw_rl.gates.probe_set import Probe, load_probes
-from openclaw_rl.gates.reply_comparer import Preference, ReplyComparer
+from openclaw_rl.gates.reply_comparer import Preference, ReplyComparer, has_faulty_form
 from openclaw_rl.gates.reply_source import BrokenVersion, GateReply, NoGateway, RepliesDelayed, ReplyOrder
 from openclaw_rl.methods.types import Sample
 from openclaw_rl.render.renderer import Renderer
@@ -30,17 +30,18 @@ PROBES = [Probe(name=f"p{n}", question=f"What is {n} plus 1?", answers=(str(n + 
 class Scores:
     """Adds `candidate` to each log-probability of a liked reply under the candidate, and takes it from disliked ones.
 
-    `alone`: the same after a step on the batch alone.
+    `alone`: the same after a step on the batch alone. `base`: by how much likelier all are under the base.
     """
 
-    def __init__(self, candidate: float = 0.0, alone: float = 0.0) -> None:
-        self.candidate, self.alone = candidate, alone
+    def __init__(self, candidate: float = 0.0, alone: float = 0.0, base: float = 0.0) -> None:
+        self.candidate, self.alone, self.base = candidate, alone, base
         self.scored = 0
 
     def score(self, policy: Policy, samples: Sequence[Sample]) -> list[Logprobs]:
         self.scored = max(self.scored, len(samples))
         gain = self.candidate if policy.state is PolicyState.CANDIDATE else 0.0
-        return [s.logprobs + np.float32(gain * (s.reward or 0)) for s in samples]
+        base = self.base if policy.version == 0 else 0.0
+        return [s.logprobs + np.float32(gain * (s.reward or 0) + base) for s in samples]
 
     def score_after_step_alone(
         self, head: Policy, batch: Sequence[Sample], samples: Sequence[Sample]
@@ -129,11 +130,25 @@ def test_a_strict_gate_examines_the_batch_itself(store: Store, pair: Pair, histo
     alone = examine(store, pair, doubtful[0], batch=doubtful[1], strict=True)
     assert "after a step on its batch alone" in alone.reason
     assert examine(store, pair, doubtful[0], batch=doubtful[1]).promotes
-    junk = examine(store, pair, Scores(0.05, alone=0.0), batch=[sample(1, -9.0)], strict=True)
-    assert "praised replies of its batch are not such as the head gives" in junk.reason
-    assert examine(store, pair, Scores(0.05), batch=[sample(1, -9.0)]).promotes
+    rare = examine(store, pair, Scores(0.05, alone=0.0), batch=[sample(1, -4.0)], strict=True)
+    assert "praised replies of its batch are not such as the head gives" in rare.reason
+    assert examine(store, pair, Scores(0.05), batch=[sample(1, -4.0)]).promotes
     complaint = examine(store, pair, Scores(0.05), batch=[sample(-1, -9.0)], strict=True)
     assert complaint.promotes, "complaints about junk teach well"
+
+
+def test_praise_of_junk_is_refused_and_praise_of_a_new_style_is_not(
+    store: Store, pair: Pair, history: list[str]
+) -> None:
+    """A style that the head has unlearned is likely under the base. A short reply with a rare word is no junk."""
+    batch = [sample(1, -1.0), sample(1, -9.0)]
+    junk = examine(store, pair, Scores(0.05), batch=batch)
+    assert "a praised reply of its batch is junk: 26.7 standard deviations less likely" in junk.reason
+    style = examine(store, pair, Scores(0.05, base=7.5), batch=batch)
+    assert (style.promotes, style.metrics["gate/junk_distance"]) == (True, 0)
+    assert examine(store, pair, Scores(0.05), batch=[sample(-1, -9.0)]).promotes, "complaints about junk teach well"
+    assert examine(store, pair, Scores(0.05), batch=[sample(1, -4.0)]).promotes, "nine nats are too few"
+    assert examine(store, pair, Scores(0.05), batch=batch, held_out=0).promotes, "there is nothing to compare with"
 
 
 def test_what_the_probes_say(store: Store, pair: Pair, history: list[str], renderer: Renderer) -> None:
@@ -169,6 +184,37 @@ def test_what_the_form_and_the_judge_say(store: Store, pair: Pair, history: list
     judged = examine(store, pair, Scores(), source, renderer, preference=prefers_head, prompts=12, budget=12)
     assert "replies to the person's own prompts, by the judge" in judged.reason
     assert asked[0] == ("I am 1.", "I am 2.")
+
+
+def test_the_same_reply_to_all_prompts_is_a_collapse(store: Store, pair: Pair, fill: Fill, renderer: Renderer) -> None:
+    """Shorter replies are not: a person may want them. Nor is one reply to one prompt that was asked again."""
+
+    def run(say: Callable[[int, int], str]) -> GateResult:
+        return examine(store, pair, Scores(), Replies(renderer, say), renderer, prompts=12, budget=12, held_out=0)
+
+    def collapsed(version: int, call: int) -> str:
+        return f"The answer to this is {call}, I think." if version == 1 else "Yes."
+
+    def shorter(version: int, call: int) -> str:
+        return f"The answer to this is {call}, I think." if version == 1 else f"{call}."
+
+    fill(store, 12, score=1, question="How are you?")
+    assert run(collapsed).promotes
+    for number in range(12):
+        fill(store, 1, score=1, question=f"What is {number} plus 1?")
+    same = run(collapsed)
+    assert "worse than the head in replies: the same one to different prompts" in same.reason
+    assert same.metrics["gate/form"] == 0
+    assert run(shorter).promotes
+
+
+def test_words_that_recur_without_one_loop_are_repetition(renderer: Renderer) -> None:
+    def is_faulty(text: str) -> bool:
+        ids = np.append(renderer.tokenizer.encode(text), renderer.stop_token_ids[0]).astype(np.int32)
+        return has_faulty_form(GateReply(token_ids=ids, logprobs=np.zeros(len(ids), np.float32), finish="stop"))
+
+    assert is_faulty("the " * 30 + "of " * 30 + "and " * 30 + "to " * 30)
+    assert not is_faulty("one two three four five six seven eight nine ten " * 2)
 
 
 def test_without_replies(store: Store, pair: Pair, history: list[str], renderer: Renderer) -> None:

@@ -85,3 +85,17 @@ def test_verdicts_that_contradict_what_was_learned() -> None:
     assert disagreement_reason(inverted, 1, is_retry=False) is None, "one complaint is no contradiction"
     assert disagreement_reason(inverted, 1, is_retry=True)
     assert disagreement_reason(verdict_agreement([], []), 0, is_retry=True) is None
+
+
+def test_what_twenty_probes_decide() -> None:
+    """Stated in docs/concepts/gate.md: three of twenty newly wrong are promoted, four are rejected."""
+
+    def decide_with(wrong: int, count: int = 20) -> tuple[str | None, str]:
+        kind = Evidence("correctness", "answers to probes", 0.1, 0.05)
+        kind.add([-1.0] * wrong + [0.0] * (count - wrong))
+        return decide([kind], is_spent=count == 20)
+
+    assert decide_with(3) == ("promote", "")
+    assert decide_with(4)[0] == "reject"
+    assert decide_with(0, count=43) == (None, "")
+    assert decide_with(0, count=44) == ("promote", "")

@@ -24,7 +24,7 @@ from openclaw_rl.render.hint import lessons_hint, with_hint
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.settings.load import from_flat
 from openclaw_rl.status import report
-from openclaw_rl.store import exchanges, schema, sessions, turns
+from openclaw_rl.store import events, exchanges, schema, sessions, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lessons import lessons, practice_turns
 from openclaw_rl.store.lessons.lessons import LessonScope, LessonState
@@ -318,15 +318,23 @@ def test_held_out_turns_are_none_whose_prompts_were_practised(store: Store, make
 
 
 def test_turns_from_before_a_change_of_taste_are_not_held_out(store: Store, fill: Fill) -> None:
-    """One contrary word changes nothing: it may be a mistake."""
-    first, second, third = fill(store, 3)
+    """A contrary word changes nothing, before the change or after it: it may be a mistake."""
+    first, second, third, fourth = fill(store, 4)
     add_lesson(store, SHORT, [first])
     add_lesson(store, LONG, [third])
+
+    def held_out(any_taste: bool = False) -> list[str]:
+        found = training_queue.held_out_turns(conn, version=0, limit=9, any_taste=any_taste)
+        return [item.turn.id for item in found]
+
     with store.write() as conn:
         lessons.supersede(conn, "aa", "bb")
-        assert len(training_queue.held_out_turns(conn, version=0, limit=9)) == 3
         lessons.reinforce(conn, "aa", second, at=3.0)
-        assert [item.turn.id for item in training_queue.held_out_turns(conn, version=0, limit=9)] == [third]
+        assert len(held_out()) == 4, "the first one was never in force"
+        events.append(conn, lessons.SUPERSEDED_EVENT, "aa", {"by": "bb"}, 4.0)
+        lessons.reinforce(conn, "aa", fourth, at=5.0)
+        assert held_out() == [fourth, third]
+        assert len(held_out(any_taste=True)) == 4
 
 
 def test_the_gate_decides_on_what_was_practised(store: Store, make_loop: MakeLoop, fill: Fill) -> None:

@@ -22,6 +22,7 @@ from openclaw_rl.store.lineage.policy_names import PolicyOwner, owner_filter
 from openclaw_rl.types import Policy
 
 log = logging.getLogger(__name__)
+USUAL_REPLIES = 16  # newest ones, with which praised replies are compared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,12 +141,19 @@ class CandidateGate:
             limit = max(settings.held_out, settings.prompts)
             owner = owner_filter(self.per, candidate.name)
             items = training_queue.held_out_turns(conn, version=candidate.version, limit=limit, owner=owner)
+            usual = training_queue.held_out_turns(
+                conn,
+                version=candidate.version,
+                limit=min(settings.held_out, USUAL_REPLIES),
+                owner=owner,
+                any_taste=True,
+            )
             answers = probe_answers.answers_of_version(conn, head.version)
             rejected, base = training_queue.last_rejections(conn, [s.turn for s in batch]), policies.get(conn, 0)
         assert base is not None, "every store has the base"
         held_out = HeldOutEvidence(settings)
         if settings.held_out:
-            held_out.compare(items[: settings.held_out], batch, candidate, head, base, scorer)
+            held_out.compare(items[: settings.held_out], usual, batch, candidate, head, base, scorer)
         own = [item for item in items if item.exchange.request.identity == head.identity][: settings.prompts]
         prompts = [] if self._comparer is None else self._comparer.choose_prompts(own, settings.budget)
         return _Examination(

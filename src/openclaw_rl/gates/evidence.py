@@ -22,6 +22,10 @@ MIN_COUNT = 8
 MAX_OUTLIER_DISTANCE, MAX_SUSPECT_DISTANCE = 1.4, 1.0
 """Standard deviations by which the praised replies of a batch may be less likely than held-out replies; the second one
 for turns of a batch that was refused before."""
+MAX_JUNK_DISTANCE, MIN_JUNK_NATS = 3.0, 10.0
+"""Standard deviations, and nats in all, by which a praised reply must be less likely than usual ones, under the head
+and under the base, to be junk. A style that is new to the head is likely under the base; a short reply with one rare
+word is not unlikely enough in all."""
 MIN_AGREEMENT, MIN_VERDICTS = -0.5, 3
 """Mean agreement of a batch with what was learned at or below which it is refused, and verdicts that this needs."""
 _MIN_SPREAD = 0.3  # nats per token: smallest standard deviation; praise of a rare reply teaches most
@@ -94,6 +98,31 @@ def outlier_distance(praised: Sequence[float], held_out: Sequence[float]) -> flo
         return None
     spread = max(float(np.std(held_out)), _MIN_SPREAD)
     return (float(np.mean(held_out)) - float(np.mean(praised))) / spread
+
+
+def junk_distance(logprobs: Sequence[Logprobs], usual: Sequence[float]) -> float | None:
+    """Return by how many standard deviations the least likely of some replies is less likely than usual replies.
+
+    `logprobs`: of each reply [R]; a reply that is less so by fewer than `MIN_JUNK_NATS` has distance 0. `usual`: mean
+    log-probabilities per token, one a reply; median and median deviation count, so that a few of them may be junk, too.
+    None without replies or with few usual ones.
+    """
+    if not logprobs or len(usual) < MIN_COUNT:
+        return None
+    middle = float(np.median(usual))
+    spread = max(1.4826 * float(np.median(np.abs(np.array(usual) - middle))), _MIN_SPREAD)
+    gaps = [(middle - float(np.mean(found)), len(found)) for found in logprobs]
+    return max((gap / spread for gap, count in gaps if gap * count >= MIN_JUNK_NATS), default=0.0)
+
+
+def junk_reason(distance: float | None) -> str | None:
+    """Return why a batch with a praised reply at this distance is refused, or None."""
+    if distance is None or distance <= MAX_JUNK_DISTANCE:
+        return None
+    return (
+        f"a praised reply of its batch is junk: {distance:.1f} standard deviations less likely than usual replies, "
+        f"under the head and under the base, above {MAX_JUNK_DISTANCE:g}"
+    )
 
 
 def outlier_reason(distance: float | None, *, is_retry: bool) -> str | None:

@@ -16,8 +16,11 @@ import numpy as np
 
 from openclaw_rl.errors import ModelError, PluginError
 from openclaw_rl.gates.evidence import (
+    MIN_COUNT,
     Evidence,
     disagreement_reason,
+    junk_distance,
+    junk_reason,
     likelihood_difference,
     outlier_distance,
     outlier_reason,
@@ -63,6 +66,7 @@ class HeldOutEvidence:
         self._failures = 0  # comparisons that raised
         self._before: Sequence[Logprobs] = ()  # of the held-out replies, under the head
         self.distance: float | None = None  # see `outlier_distance`
+        self.junk: float | None = None  # see `junk_distance`
         self.agreement: float | None = None  # see `verdict_agreement`
         self._verdicts = 0
 
@@ -74,6 +78,7 @@ class HeldOutEvidence:
     def compare(
         self,
         items: Sequence[JudgedTurn],
+        usual: Sequence[JudgedTurn],
         batch: Sequence[Sample],
         candidate: Policy,
         head: Policy,
@@ -82,12 +87,17 @@ class HeldOutEvidence:
     ) -> None:
         """Score the held-out replies. Turns of another base model are left out; all if they do not fit into memory.
 
-        `batch`: the samples that the candidate was trained on, without replays and imported turns.
+        `usual`: turns whose replies are such as the policy gives, whatever the person thought of them. `batch`: the
+        samples that the candidate was trained on, without replays and imported turns.
         """
-        samples = [sample for item in items if (sample := _scoring_sample(item, head)) is not None]
+        samples = _samples_of(items, head)
         if samples:
             with self._recording_failure(candidate):
                 self._compare_held_out(samples, candidate, head, scorer)
+        praised, likely = [s for s in batch if (s.reward or 0.0) > 0], _samples_of(usual, head)
+        if praised and len(likely) >= MIN_COUNT:
+            with self._recording_failure(candidate):
+                self._find_junk(praised, likely, head, base, scorer)
         if self._is_strict and head.path is not None:
             with self._recording_failure(candidate):
                 self._examine_batch(samples, batch, head, base, scorer)
@@ -107,6 +117,22 @@ class HeldOutEvidence:
         after, self._before = scorer.score(candidate, samples), scorer.score(head, samples)
         self._add(samples, after, self._before, self.candidate, self.liked)
 
+    def _find_junk(
+        self, praised: Sequence[Sample], usual: Sequence[Sample], head: Policy, base: Policy, scorer: VersionScorer
+    ) -> None:
+        """Compare praised replies with usual ones under the head, and those that are unlikely also under the base."""
+        plain = [replace(sample, temperature=1.0) for sample in (*praised, *usual)]
+        scores = scorer.score(head, plain)
+        means = [float(np.mean(logprobs)) for logprobs in scores[len(praised) :]]
+        self.junk = junk_distance(scores[: len(praised)], means)
+        suspects = [
+            sample
+            for sample, logprobs in zip(plain, scores[: len(praised)], strict=False)
+            if junk_reason(junk_distance([logprobs], means)) is not None
+        ]
+        if suspects and head.path is not None:
+            self.junk = junk_distance(scorer.score(base, suspects), means)
+
     def _examine_batch(
         self, samples: Sequence[Sample], batch: Sequence[Sample], head: Policy, base: Policy, scorer: VersionScorer
     ) -> None:
@@ -120,6 +146,8 @@ class HeldOutEvidence:
 
     def rejection_reason(self, *, is_retry: bool) -> str | None:
         """Return why the batch itself is refused, or None. `is_retry`: its turns were in a refused batch before."""
+        if why := junk_reason(self.junk):
+            return why
         if not self._is_strict:
             return None
         return outlier_reason(self.distance, is_retry=is_retry) or disagreement_reason(
@@ -138,7 +166,12 @@ class HeldOutEvidence:
     def metrics(self) -> dict[str, float]:
         """Return the figures of the batch, and the number of comparisons that failed."""
         failures = float(self._failures) if self._failures else None
-        found = {"gate/outlier_distance": self.distance, "gate/agreement": self.agreement, "gate/failures": failures}
+        found = {
+            "gate/outlier_distance": self.distance,
+            "gate/junk_distance": self.junk,
+            "gate/agreement": self.agreement,
+            "gate/failures": failures,
+        }
         return {name: value for name, value in found.items() if value is not None}
 
     @staticmethod
@@ -163,6 +196,10 @@ class HeldOutEvidence:
         plain = [replace(sample, temperature=1.0) for sample in (*praised, *samples)]
         means = [float(np.mean(logprobs)) for logprobs in scorer.score(head, plain)]
         self.distance = outlier_distance(means[: len(praised)], means[len(praised) :])
+
+
+def _samples_of(items: Sequence[JudgedTurn], head: Policy) -> list[Sample]:
+    return [sample for item in items if (sample := _scoring_sample(item, head)) is not None]
 
 
 def _scoring_sample(item: JudgedTurn, head: Policy) -> Sample | None:

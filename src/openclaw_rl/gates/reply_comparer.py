@@ -18,10 +18,14 @@ from openclaw_rl.render.chat_template import content_text
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.store.lineage.probe_answers import ProbeAnswer
 from openclaw_rl.store.turn_states import MIN_LOOP_TOKENS, loop_period
-from openclaw_rl.types import Exchange, JudgedTurn, Message
+from openclaw_rl.types import Exchange, Ids, JudgedTurn, Message
 
 PROBE_TOKENS, REPLY_TOKENS = 64, 256
 """Limits of the replies to a probe and to a person's prompt."""
+MAX_REPEATED_SHARE = 0.5
+"""Share of the runs of three tokens of a reply that occur in it before, from which the reply repeats itself."""
+SAME_REPLIES = 3
+"""Equal replies to different prompts from which each one counts: two may be chance."""
 Preference = Callable[[Sequence[Message], str, str], float | None]
 """Maps (messages, the head's reply, the candidate's reply) to a preference from -1 to 1; None: no judgement."""
 
@@ -60,19 +64,25 @@ class ReplyEvidence:
         self.answers: list[ProbeAnswer] = []
         self.correctness = Evidence("correctness", "answers to probes", margin, error)
         self.form = Evidence("form", "the form of replies: empty, repeating itself, or without an end", margin, error)
+        self.variety = Evidence("variety", "replies: the same one to different prompts", margin, error)
         self.preference = Evidence("preference", "replies to the person's own prompts, by the judge", margin, error)
+        self._given: list[tuple[ReplyPrompt, bytes, bytes]] = []  # tokens of both replies to a person's prompt
         self._tokens: list[tuple[int, int]] = []  # of both replies to a person's prompt
         self._surprise: list[tuple[float, float]] = []  # mean negative log-probability of both replies
 
     @property
     def evidence(self) -> list[Evidence]:
         """The kinds of evidence that have anything, or for which there are prompts."""
-        kinds = [self.correctness, self.form, self.preference]
+        kinds = [self.correctness, self.form, self.variety, self.preference]
         return [kind for kind in kinds if kind.differences]
 
-    def add_replies(self, head: GateReply, candidate: GateReply) -> None:
-        """Add the form of two replies to a person's prompt."""
+    def add_replies(self, prompt: ReplyPrompt, head: GateReply, candidate: GateReply) -> None:
+        """Add the form of two replies to a person's prompt, and whether others were the same."""
         self.form.add([float(has_faulty_form(head)) - float(has_faulty_form(candidate))])
+        self._given.append((prompt, head.token_ids.tobytes(), candidate.token_ids.tobytes()))
+        others = [given for given in self._given if given[0].prompt_ids != prompt.prompt_ids]
+        same = [sum(given[place] == self._given[-1][place] for given in others) for place in (1, 2)]
+        self.variety.add([float(same[0] >= SAME_REPLIES - 1) - float(same[1] >= SAME_REPLIES - 1)])
         self._tokens.append((len(head.token_ids), len(candidate.token_ids)))
         self._surprise.append((-float(np.mean(head.logprobs)), -float(np.mean(candidate.logprobs))))
 
@@ -92,8 +102,16 @@ class ReplyEvidence:
 def has_faulty_form(reply: GateReply) -> bool:
     """Return whether a reply is empty, repeats itself, or was cut at its limit."""
     content = reply.token_ids if reply.finish == "length" else reply.token_ids[:-1]
-    is_loop = len(content) >= MIN_LOOP_TOKENS and loop_period(content) is not None
-    return len(content) == 0 or reply.finish == "length" or is_loop
+    return len(content) == 0 or reply.finish == "length" or _repeats_itself(content)
+
+
+def _repeats_itself(ids: Ids) -> bool:
+    """Return whether more than half of `ids` [n] are one loop, or more than half of their runs of three came before."""
+    if len(ids) < MIN_LOOP_TOKENS:
+        return False
+    runs = np.lib.stride_tricks.sliding_window_view(ids, 3)
+    repeated = 1 - len(np.unique(runs, axis=0)) / len(runs)
+    return loop_period(ids) is not None or repeated > MAX_REPEATED_SHARE
 
 
 class ReplyComparer:
@@ -148,7 +166,7 @@ class ReplyComparer:
             texts = known[prompt.name] if before is None else self._text(before), self._text(after)
             verdict, reason = self._judge(prompt, found, *texts)
             if prompt.exchange is not None and before is not None:
-                found.add_replies(before, after)
+                found.add_replies(prompt, before, after)
             turn = None if prompt.exchange is None else prompt.exchange.request.id
             found.answers.append(
                 ProbeAnswer(

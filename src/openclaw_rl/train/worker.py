@@ -74,7 +74,7 @@ def open_train_loop(config: Config, store: Store, replies: ReplySource | None = 
 
     Raises `ModelError`, `IdentityMismatch`, and `ConfigError` for another `policy.per` than the home has.
 
-    `replies`: source of the replies of practice; default: the gateway that runs on the home.
+    `replies`: source of the replies for gate and practice; default: the gateway that runs on the home.
     """
     files = ModelFiles.from_config(config.model)
     with store.write() as conn:
@@ -101,7 +101,7 @@ def open_train_loop(config: Config, store: Store, replies: ReplySource | None = 
         tracker=tracker,
         saver=saver,
         eval_every=config.track.eval_every,
-        gate=make_gate(config, store, builder.renderer),
+        gate=make_gate(config, store, builder.renderer, replies),
         watch=SatisfactionWatch(store, config.gate, config.policy.per),
         per=config.policy.per,
         practice=make_practice(config, store, builder.renderer, builder.transient, method, replies),

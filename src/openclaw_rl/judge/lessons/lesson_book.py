@@ -131,7 +131,7 @@ def _settle(conn: Connection, id: str, rivals: Sequence[Lesson], at: float) -> b
     for rival in in_force:
         if not rival.is_pinned:
             lessons.supersede(conn, rival.id, lesson.id)
-            events.append(conn, "lesson.superseded", rival.id, {"by": lesson.id}, at)
+            events.append(conn, lessons.SUPERSEDED_EVENT, rival.id, {"by": lesson.id}, at)
     if lesson.state is LessonState.SUPERSEDED:
         lessons.mark_active(conn, lesson.id)
     return True

@@ -35,6 +35,8 @@ from openclaw_rl.store import schema as t
 from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME
 from openclaw_rl.store.rows import from_row, to_row
 
+SUPERSEDED_EVENT = "lesson.superseded"
+"""Event: a lesson that was in force is so no longer, because of another one."""
 MAX_LESSON_CHARS = 1200
 """A longer text makes no lesson, as it would stand in every prompt."""
 HALF_LIFE_SECONDS = 30 * 86400.0
@@ -173,12 +175,16 @@ def superseded_lessons(conn: Connection, id: str) -> list[Lesson]:
 def last_contrary_turns(conn: Connection) -> dict[tuple[str, str], int]:
     """Return (key, agent) -> number in the store of the newest turn that is evidence of a taste that has changed since.
 
-    That is: of a lesson of the agent that another one superseded and that more than one turn is evidence of.
+    That is: of a lesson of the agent that was in force and that another one superseded, with more than one turn until
+    then as evidence. A word for it that came later changed nothing: it may have been a mistake.
     """
-    c, evidence = t.lessons.c, t.lesson_turns.c
+    c, evidence, event = t.lessons.c, t.lesson_turns.c, t.events.c
+    changes = select(event.ref, func.max(event.at).label("at")).where(event.kind == SUPERSEDED_EVENT)
+    last_change = changes.group_by(event.ref).subquery()
     query = (
         select(c.key, c.scope_value, func.max(t.turns.c.seq).label("seq"))
-        .join(t.lesson_turns, evidence.lesson == c.id)
+        .join(last_change, last_change.c.ref == c.id)
+        .join(t.lesson_turns, and_(evidence.lesson == c.id, evidence.at <= last_change.c.at))
         .join(t.turns, t.turns.c.id == evidence.turn)
         .where(c.superseded_by.is_not(None), c.scope_kind == LessonScope.AGENT.value)
         .group_by(c.id)

@@ -127,13 +127,15 @@ def replay_turns(
     return _load_by_age(conn, [once, tried.where(_uses_on_lineage(line).between(1, max_uses - 1))], -limit)
 
 
-def held_out_turns(conn: Connection, *, version: int, limit: int, owner: OwnerFilter | None = None) -> list[JudgedTurn]:
+def held_out_turns(
+    conn: Connection, *, version: int, limit: int, owner: OwnerFilter | None = None, any_taste: bool = False
+) -> list[JudgedTurn]:
     """Return the newest turns that were scored +1 or -1 and that `version` was not trained on, newest first.
 
     Only whole replies of main traffic with token ids count, scored by a person or a trusted judge. Damaged rows are
     left out, and turns whose prompts were asked again in practice that `version` was trained on. So are turns from
     before a change of taste, when other replies were liked; and, for a version that practised a lesson, turns from
-    before its first word. `owner`: only turns of this agent, user or key.
+    before its first word. `owner`: only turns of this agent, user or key. `any_taste`: also the turns from before.
     """
     used = select(t.uses.c.turn).where(t.uses.c.policy == version)
     asked_again = select(t.practice_turns.c.source).where(t.practice_turns.c.turn.in_(used))
@@ -147,7 +149,8 @@ def held_out_turns(conn: Connection, *, version: int, limit: int, owner: OwnerFi
         *(() if owner is None else (owner.condition(),)),
     )
     found: list[JudgedTurn] = []
-    contrary, untold = lessons.last_contrary_turns(conn), lessons.first_words_of_practice(conn, version)
+    contrary = {} if any_taste else lessons.last_contrary_turns(conn)
+    untold = {} if any_taste else lessons.first_words_of_practice(conn, version)
     for turn in conn.execute(query.order_by(t.turns.c.seq.desc()).limit(2 * limit)).scalars():
         with contextlib.suppress(DamagedRow):
             item = load_judged_turns(conn, [turn])[0]
