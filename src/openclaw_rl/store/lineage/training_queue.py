@@ -14,7 +14,7 @@ from openclaw_rl.store import exchanges, turns
 from openclaw_rl.store import schema as t
 from openclaw_rl.store.behaviour.observations import is_signal
 from openclaw_rl.store.episodes.credit import episode_steps, groups_before_judge, with_group
-from openclaw_rl.store.lessons import lessons
+from openclaw_rl.store.lessons.taste_changes import read_taste_changes
 from openclaw_rl.store.lineage.policy_names import OwnerFilter
 from openclaw_rl.store.lineage.version_stats import untrusted_judges
 from openclaw_rl.store.rows import turn_from_row
@@ -147,15 +147,12 @@ def held_out_turns(conn: Connection, *, version: int, limit: int, owner: OwnerFi
         *(() if owner is None else (owner.condition(),)),
     )
     found: list[JudgedTurn] = []
-    contrary, untold = lessons.last_contrary_turns(conn), lessons.first_words_of_practice(conn, version)
+    changes = read_taste_changes(conn, version)
     for turn in conn.execute(query.order_by(t.turns.c.seq.desc()).limit(2 * limit)).scalars():
         with contextlib.suppress(DamagedRow):
             item = load_judged_turns(conn, [turn])[0]
             reply = item.exchange.reply
-            person = item.exchange.request.scope, item.exchange.request.agent
-            if is_signal(item.verdict.judge) or item.exchange.seq <= max(
-                contrary.get(person, 0), untold.get(person, 0)
-            ):
+            if is_signal(item.verdict.judge) or changes.is_outdated(item.exchange):
                 continue
             if item.verdict.score and reply is not None and len(reply.response_ids):
                 found.append(item)
