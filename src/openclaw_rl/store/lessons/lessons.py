@@ -92,7 +92,7 @@ class Lesson:
 
     @property
     def subject(self) -> str:
-        """What the topic is about, e.g. "length"; "" if it is not known."""
+        """Subject of the topic, e.g. "length"; "" if it is not known."""
         return self.topic.partition("/")[0]
 
     @property
