@@ -26,7 +26,7 @@ from openclaw_rl.settings.load import from_flat
 from openclaw_rl.status import report
 from openclaw_rl.store import exchanges, schema, sessions, turns
 from openclaw_rl.store.db import Store
-from openclaw_rl.store.lessons import lessons, practice_turns
+from openclaw_rl.store.lessons import lessons, practice_turns, removal
 from openclaw_rl.store.lessons.lessons import Lesson, LessonScope, LessonState
 from openclaw_rl.store.lessons.questions import question_hash
 from openclaw_rl.store.lineage import policies, training_queue, version_stats
@@ -403,6 +403,35 @@ def test_turns_from_before_its_first_word_say_nothing_about_practice_of_a_lesson
         asked_again = set(conn.execute(select(schema.practice_turns.c.source)).scalars())
         assert held_out == {later} - asked_again
         assert len(training_queue.held_out_turns(conn, version=0, limit=99)) == 14
+
+
+def test_after_its_second_word_a_practised_lesson_counts_for_later_steps_too(
+    store: Store, make_loop: MakeLoop, fill: Fill
+) -> None:
+    """Steps on what the person says later make replies from before it less likely. The first word may be a mistake."""
+    old = fill(store, 4, score=1)
+    loop = make_loop(step_limit=1)
+    settle(loop)
+    first, second = fill(store, 2, score=1)
+    add_lesson(store, SHORT, [first])
+    settle(loop)
+    own = fill(store, 2, score=1)
+    settle(loop)
+    with store.read() as conn:
+        (version,) = [p.version for p in policies.list_all(conn) if uses_of(store, p.version)[-2:] == own]
+    (later,) = fill(store, 1, score=1)
+
+    def held_out() -> set[str]:
+        with store.read() as conn:
+            return {item.turn.id for item in training_queue.held_out_turns(conn, version=version, limit=99)}
+
+    assert held_out() == {*old, later}
+    with store.write() as conn:
+        lessons.reinforce(conn, "aa", second, at=3.0)
+    assert held_out() == {later}
+    with store.write() as conn:
+        removal.forget(conn, "aa", at=4.0)
+    assert held_out() == {*old, later}
 
 
 def test_after_some_refused_steps_practice_waits_for_new_words(store: Store, make_loop: MakeLoop, fill: Fill) -> None:

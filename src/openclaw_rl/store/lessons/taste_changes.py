@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
-from sqlalchemy import Connection, Select, func, select
+from sqlalchemy import CTE, Connection, Select, func, select
 
 from openclaw_rl.store import schema as t
 from openclaw_rl.store.lessons.lessons import LessonScope, scope_owner
 from openclaw_rl.types import Exchange
 
 _lesson, _evidence = t.lessons.c, t.lesson_turns.c
+_Owner = tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TasteChanges:
     """`last_turns`: (key, agent, user) -> number in the store of the last turn before the change; user "": of any."""
 
-    last_turns: Mapping[tuple[str, str, str], int]
+    last_turns: Mapping[_Owner, int]
 
     def is_outdated(self, exchange: Exchange) -> bool:
         """Return whether a turn is from before its person's change of taste."""
@@ -28,25 +30,48 @@ class TasteChanges:
         return exchange.seq <= max(self.last_turns.get(owner, 0) for owner in owners)
 
 
-def read_taste_changes(conn: Connection, version: int) -> TasteChanges:
-    """Return the changes of taste that count for `version`.
+def read_taste_changes(conn: Connection, version: int, line: CTE) -> TasteChanges:
+    """Return the changes of taste that count for `version`. `line`: the version and its ancestors.
 
-    The last turn before one is the newest that is evidence of a lesson that another one superseded, if more than one
-    turn is; and for a lesson that `version` practised, the turn that first gave it.
+    A lesson that another one superseded ends with the newest of several turns that are evidence of it. A lesson that
+    the line practised begins with its second word, which shows that the first was no mistake; for a version that
+    practised it itself, with the first, if there is no second one.
     """
-    contrary = _turns_of_lessons(func.max(t.turns.c.seq)).where(_lesson.superseded_by.is_not(None))
-    used = select(t.uses.c.turn).where(t.uses.c.policy == version)
-    practised = select(t.practice_lessons.c.lesson).where(t.practice_lessons.c.turn.in_(used))
-    untold = _turns_of_lessons(func.min(t.turns.c.seq)).where(_lesson.id.in_(practised))
-    found: dict[tuple[str, str, str], int] = {}
-    for row in [*conn.execute(contrary.having(func.count() > 1)), *conn.execute(untold)]:
-        owner = (row.key, *scope_owner(row.scope_kind, row.scope_value))
-        found[owner] = max(row.seq, found.get(owner, 0))
+    found: dict[_Owner, int] = {}
+    for owner, seq in (*_ends_of_lessons(conn), *_beginnings_of_lessons(conn, version, line)):
+        found[owner] = max(seq, found.get(owner, 0))
     return TasteChanges(last_turns=found)
 
 
-def _turns_of_lessons(seq: Any) -> Select[Any]:
-    """Select a number in the store for each lesson that is not about one question."""
-    query = select(_lesson.key, _lesson.scope_kind, _lesson.scope_value, seq.label("seq"))
-    query = query.join(t.lesson_turns, _evidence.lesson == _lesson.id).join(t.turns, t.turns.c.id == _evidence.turn)
-    return query.where(_lesson.scope_kind != LessonScope.QUESTION.value).group_by(_lesson.id)
+def _ends_of_lessons(conn: Connection) -> Iterator[tuple[_Owner, int]]:
+    ended = _evidence_of_lessons(func.max(t.turns.c.seq)).where(_lesson.superseded_by.is_not(None))
+    for row in conn.execute(ended.group_by(_lesson.id).having(func.count() > 1)):
+        yield _owner_of(row), row.seq
+
+
+def _beginnings_of_lessons(conn: Connection, version: int, line: CTE) -> Iterator[tuple[_Owner, int]]:
+    link, use = t.practice_lessons.c, t.uses.c
+    practised = select(link.lesson, use.policy).join(t.uses, use.turn == link.turn)
+    by_line = practised.where(use.policy.in_(select(line.c.version))).distinct()
+    policies_of: dict[str, set[int]] = {}
+    for lesson, policy in conn.execute(by_line):
+        policies_of.setdefault(lesson, set()).add(policy)
+    words = _evidence_of_lessons(t.turns.c.seq).where(_lesson.id.in_(list(policies_of)))
+    for id_, rows in groupby(conn.execute(words.order_by(_lesson.id, t.turns.c.seq)), key=lambda row: row.id):
+        first, *later = rows
+        if later and first.superseded_by is None:
+            yield _owner_of(later[0]), later[0].seq
+        elif version in policies_of[id_]:
+            yield _owner_of(first), first.seq
+
+
+def _evidence_of_lessons(seq: Any) -> Select[Any]:
+    """Select the numbers in the store of the turns that are evidence of lessons, but of those about one question."""
+    columns = (_lesson.id, _lesson.key, _lesson.scope_kind, _lesson.scope_value, _lesson.superseded_by)
+    query = select(*columns, seq.label("seq")).join(t.lesson_turns, _evidence.lesson == _lesson.id)
+    query = query.join(t.turns, t.turns.c.id == _evidence.turn)
+    return query.where(_lesson.scope_kind != LessonScope.QUESTION.value)
+
+
+def _owner_of(row: Any) -> _Owner:
+    return (row.key, *scope_owner(row.scope_kind, row.scope_value))

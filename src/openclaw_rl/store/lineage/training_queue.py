@@ -132,8 +132,8 @@ def held_out_turns(conn: Connection, *, version: int, limit: int, owner: OwnerFi
 
     Only whole replies of main traffic with token ids count, scored by a person or a trusted judge. Damaged rows are
     left out, and turns whose prompts were asked again in practice that `version` was trained on. So are turns from
-    before a change of taste, when other replies were liked; and, for a version that practised a lesson, turns from
-    before its first word. `owner`: only turns of this agent, user or key.
+    before a change of taste, when other replies were liked (`read_taste_changes`). `owner`: only turns of this agent,
+    user or key.
     """
     used = select(t.uses.c.turn).where(t.uses.c.policy == version)
     asked_again = select(t.practice_turns.c.source).where(t.practice_turns.c.turn.in_(used))
@@ -147,7 +147,7 @@ def held_out_turns(conn: Connection, *, version: int, limit: int, owner: OwnerFi
         *(() if owner is None else (owner.condition(),)),
     )
     found: list[JudgedTurn] = []
-    changes = read_taste_changes(conn, version)
+    changes = read_taste_changes(conn, version, ancestors(version))
     for turn in conn.execute(query.order_by(t.turns.c.seq.desc()).limit(2 * limit)).scalars():
         with contextlib.suppress(DamagedRow):
             item = load_judged_turns(conn, [turn])[0]
