@@ -72,7 +72,7 @@ learn: $(STAMP)  ## five tastes x three methods, measured; writes docs/learning.
 	$(BIN)/python -m benchmarks.taste_benchmark --out runs/learn
 
 learn-rate: $(STAMP)  ## reactions of one person until satisfied, with and without practice and lessons; writes docs/sample_efficiency.md (about an hour)
-	$(BIN)/python -m benchmarks.sample_efficiency --out runs/learn-rate --parts people change random_hints long
+	$(BIN)/python -m benchmarks.sample_efficiency --out runs/learn-rate --doc docs/sample_efficiency.md
 
 learn-protocol: $(STAMP)  ## sessions until three people are satisfied, by method and without training; updates docs/personalisation.md (a quarter of an hour)
 	$(BIN)/python -m benchmarks.personalisation --out runs/learn-protocol --doc docs/personalisation.md

@@ -13,7 +13,9 @@ import itertools
 import json
 import multiprocessing
 import random
+import shlex
 import shutil
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -44,12 +46,14 @@ REACTIONS = 100
 AT_ONCE = 256  # questions that are answered together
 PARTS: Mapping[str, Mapping[str, Any]] = {
     "people": {},
-    "prompt": {"practice": [True], "lessons": [True], "reactions": 60},
-    "change": {"practice": [True], "change": True, "seeds": 1, "reactions": 80},
-    "random_hints": {"practice": [True], "random_hints": 0.3, "reactions": 60},
-    "long": {"practice": [True], "lessons": [True], "seeds": 1, "reactions": 300},
+    "without_practice": {"practice": [False], "seeds": 1},
+    "prompt": {"lessons": [True], "reactions": 60},
+    "change": {"change": True, "seeds": 1, "reactions": 80},
+    "random_hints": {"random_hints": 0.3, "reactions": 60},
+    "long": {"lessons": [True], "seeds": 1, "reactions": 300},
 }
-"""Parts of the measurement: what differs from the arguments."""
+"""Parts of the measurement, each with its own defaults of the arguments. Each is a section of the page."""
+_NOT_MEASURED = ("--parts", "--out", "--doc", "--parallel")  # arguments that change no figure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +97,9 @@ class Setting:
         return f"{self.method}-{self.batch}{used}-{taste}-{self.seed}{more}"
 
 
-def one(setting: Setting, home: Path, *, reactions: int = REACTIONS, questions: int = QUESTIONS) -> Run:
+def one(
+    setting: Setting, home: Path, *, reactions: int = REACTIONS, questions: int = QUESTIONS, command: str = ""
+) -> Run:
     """A fresh system, one person, and what each version was like on questions that were never asked."""
     began = time.monotonic()
     config = from_flat({"home": str(home)} | setting.settings)
@@ -117,6 +123,9 @@ def one(setting: Setting, home: Path, *, reactions: int = REACTIONS, questions: 
         judged=judged,
         agreed=agreed,
         seconds=time.monotonic() - began,
+        asked=reactions,
+        questions=questions,
+        command=command,
     )
 
 
@@ -192,6 +201,9 @@ def plan(given: argparse.Namespace) -> Iterator[Setting]:
         range(given.seeds), enumerate(people), given.methods, given.batches, given.replay, given.practice, given.lessons
     )
     for number, (place, (taste, then)), method, batch, replay, practice, lessons in axes:
+        person = place + number * len(people)
+        if given.people is not None and person >= given.people:
+            return
         yield Setting(
             method=method,
             batch=batch,
@@ -201,7 +213,7 @@ def plan(given: argparse.Namespace) -> Iterator[Setting]:
             taste=taste,
             then=then,
             random_hints=given.random_hints,
-            seed=given.seed + place + number * len(people),
+            seed=given.seed + person,
             more=more,
         )
 
@@ -214,8 +226,8 @@ def _later_tastes(taste: Taste, given: argparse.Namespace) -> list[Taste | None]
 def run_all(wanted: Sequence[Setting], given: argparse.Namespace, console: Console) -> list[Run]:
     """What is not in the file of runs yet is run and put there; the rest is read from it."""
     file = given.out / "runs.jsonl"
-    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    known = {run.name: run for run in map(Run.read, lines)}
+    asked = (given.reactions, given.questions)
+    known = {run.name: run for run in _read_runs(file) if (run.asked, run.questions) == asked}
     progress = Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
     )
@@ -233,24 +245,41 @@ def run_all(wanted: Sequence[Setting], given: argparse.Namespace, console: Conso
     return [known[s.name] for s in wanted]
 
 
+def _read_runs(file: Path) -> list[Run]:
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    return [Run.read(line) for line in lines]
+
+
+def merge_runs(folders: Sequence[Path], part: str) -> list[Run]:
+    """All runs of a part in folders of `--out`, by name; a run that is in several is taken from the last."""
+    return list({run.name: run for folder in folders for run in _read_runs(folder / part / "runs.jsonl")}.values())
+
+
 def _in_scratch(setting: Setting, given: argparse.Namespace) -> Run:
     home = (given.out / setting.name).resolve()
     shutil.rmtree(home, ignore_errors=True)
-    run = one(setting, home, reactions=given.reactions, questions=given.questions)
+    run = one(setting, home, reactions=given.reactions, questions=given.questions, command=given.command)
     shutil.rmtree(home / "policies", ignore_errors=True)
     return run
 
 
-def arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="Reactions until satisfied, with and without practice and lessons.")
-    parser.add_argument("--out", type=Path, default=Path("runs/learn-rate"))
-    parser.add_argument("--doc", type=Path, default=Path("docs/sample_efficiency.md"))
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=["people"], help="what is measured [people]")
+def arguments(part: str | None = None) -> argparse.ArgumentParser:
+    """The command line, with the defaults of a part."""
+    parser = argparse.ArgumentParser(
+        description="Reactions until satisfied, with and without practice and lessons.", allow_abbrev=False
+    )
+    parser.add_argument("--out", type=Path, default=Path("runs/learn-rate"), help="a run that is there is not repeated")
+    parser.add_argument("--doc", type=Path, help="page whose sections of the measured parts are replaced [none]")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="what is measured [all]")
+    parser.add_argument(
+        "--report", nargs="+", type=Path, metavar="OUT", help="measure nothing; merge the runs of these folders"
+    )
     parser.add_argument("--seed", type=bounded_int(0, LARGEST_SEED), default=1)
     parser.add_argument("--tastes", nargs="+", choices=TASTES, default=list(TASTES))
     parser.add_argument("--methods", nargs="+", choices=(*METHODS, "opd", "sdpo", "sdft"), default=list(METHODS))
     parser.add_argument("--seeds", type=bounded_int(1, 100), default=SEEDS, help="people of each taste")
-    parser.add_argument("--practice", nargs="+", type=on_off, default=[False, True], help="on, off, or both [both]")
+    parser.add_argument("--people", type=bounded_int(1), help="only so many of them, in order [all]")
+    parser.add_argument("--practice", nargs="+", type=on_off, default=[True], help="on, off, or both [on]")
     parser.add_argument("--lessons", nargs="+", type=on_off, default=[False], help="in the prompt [off]")
     parser.add_argument("--change", action="store_true", help="each taste changes to each other one half-way")
     parser.add_argument(
@@ -262,33 +291,47 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--questions", type=bounded_int(1), default=QUESTIONS)
     parser.add_argument("--parallel", type=bounded_int(1, 64), default=2, help="people at once, each a process")
     parser.add_argument("--set", dest="sets", type=setting_argument, metavar="KEY=VALUE", action="append", default=[])
+    parser.set_defaults(**PARTS.get(part or "", {}))
     return parser
 
 
+def part_command(part: str, words: Sequence[str]) -> str:
+    """The command that repeats the runs of a part: the arguments `words` without those that change no figure."""
+    kept, keeps = list[str](), True
+    for word in words:
+        if word.startswith("--"):
+            keeps = word.partition("=")[0] not in _NOT_MEASURED
+        kept += [word] if keeps else []
+    return shlex.join(["python", "-m", "benchmarks.sample_efficiency", "--parts", part, *kept])
+
+
 def main() -> None:
-    parser = arguments()
-    given = parser.parse_args()
+    words = sys.argv[1:]
+    arguments().parse_args(words)
     with exit_on_error():
-        _run(parser, given)
+        report_or_measure(words)
 
 
-def _run(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
+def report_or_measure(words: Sequence[str]) -> None:
+    """Measure the parts, or read their runs; print the tables and replace the sections of the page."""
+    given = arguments().parse_args(words)
     console, began, found = Console(), time.monotonic(), dict[str, list[Run]]()
     for part in given.parts:
-        own = argparse.Namespace(**vars(given) | {"out": given.out / part} | PARTS[part])
-        own.out.mkdir(parents=True, exist_ok=True)
-        found[part] = run_all(list(plan(own)), own, console)
-        console.print(sample_efficiency_report.table(found[part]), markup=False)
+        found[part] = merge_runs(given.report, part) if given.report else _measure_part(part, words, console)
+        if found[part]:
+            console.print(f"{part}\n{sample_efficiency_report.table(found[part])}", markup=False)
+    if not any(found.values()):
+        raise ValueError(f"no runs in {', '.join(map(str, given.report))}: expected folders that --out named")
     console.print(f"{(time.monotonic() - began) / 60:.0f} minutes")
-    if parser.get_default("doc") != given.doc or not _changed(parser, given):
-        sample_efficiency_report.write(given.doc, found, questions=given.questions)
+    if given.doc is not None:
+        sample_efficiency_report.write(given.doc, {part: runs for part, runs in found.items() if runs})
 
 
-def _changed(parser: argparse.ArgumentParser, given: argparse.Namespace) -> bool:
-    """Whether what was measured is something else than what the document is about."""
-    names = ("seed", "seeds", "tastes", "methods", "batches", "replay", "practice", "lessons", "change", "reactions")
-    names = (*names, "random_hints", "questions", "sets")
-    return set(given.parts) != set(PARTS) or any(getattr(given, n) != parser.get_default(n) for n in names)
+def _measure_part(part: str, words: Sequence[str], console: Console) -> list[Run]:
+    own = arguments(part).parse_args(words)
+    own.command, own.out = part_command(part, words), own.out / part
+    own.out.mkdir(parents=True, exist_ok=True)
+    return run_all(list(plan(own)), own, console)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Report of `make learn-rate`: a table and a plot."""
+"""Report of `make learn-rate`: a table and a plot for each part."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from benchmarks.faults.report import replace_tables
 
 from openclaw_rl.evals.plots import markdown_table
 
@@ -49,6 +51,9 @@ class Run:
     judged: int
     agreed: int
     seconds: float
+    asked: int = 0  # reactions that were asked for; the last conversation may add a few
+    questions: int = 0  # on which each version was measured
+    command: str = ""
 
     @staticmethod
     def read(line: str) -> Run:
@@ -219,70 +224,24 @@ def plot(path: Path, runs: Sequence[Run]) -> None:
     plt.close(figure)
 
 
-def write(doc: Path, parts: Mapping[str, Sequence[Run]], *, questions: int) -> None:
-    """The document, and its picture in `images/` beside it. `parts`: the runs of each part."""
-    people, runs = next(iter(parts.values())), [run for part in parts.values() for run in part]
-    plot(doc.parent / "images" / f"{doc.stem}.png", people)
-    judged, given, agreed = (sum(getattr(r, name) for r in runs) for name in ("judged", "reactions", "agreed"))
-    facts = (
-        f"- The rules gave a score to {judged} of {given} reactions ({judged / given:.0%}); {agreed} of those "
-        f"({agreed / max(judged, 1):.0%}) were the person's true opinion.\n"
-        f"- {sum(r.seconds for r in runs) / 60:.0f} minutes in total over all runs.\n"
-    )
-    picture = f"![satisfaction against reactions](images/{doc.stem}.png)\n"
-    text = [
-        PREFACE.format(questions=questions),
-        *(_section(name, part) for name, part in parts.items()),
-        facts,
-        picture,
-    ]
-    doc.write_text("\n".join(text), encoding="utf-8")
+def write(doc: Path, parts: Mapping[str, Sequence[Run]]) -> None:
+    """Replace the section of each part in the document, and its picture in `images/` beside it."""
+    for part, runs in parts.items():
+        picture = doc.parent / "images" / f"{doc.stem}_{part}.png"
+        plot(picture, runs)
+        image = f"![satisfaction against reactions](images/{picture.name})"
+        replace_tables(doc, part, f"{_facts(runs)}\n\n{table(runs)}\n\n{image}")
 
 
-def _section(part: str, runs: Sequence[Run]) -> str:
-    """A part of the document: its title, who was measured, and the table."""
+def _facts(runs: Sequence[Run]) -> str:
+    """What was run, and how well the rules judged."""
+    made = " and ".join(f"`{command}`" for command in dict.fromkeys(run.command for run in runs))
     people = len({(run.taste, run.then, run.seed) for run in runs})
-    title, words = SECTIONS[part]
-    numbers = f"{people} people in each row, about {max(r.reactions for r in runs)} reactions of each."
-    return f"## {title}\n\n{words} {numbers}\n\n{table(runs)}\n"
-
-
-SECTIONS = {
-    "people": ("Five tastes", "With and without practice."),
-    "prompt": ("As it is shipped", "With practice, and with lessons in the prompt until they are learned."),
-    "change": (
-        "A taste that changes",
-        "Each taste changes to each other one half-way. The columns on the time before count the first half.",
-    ),
-    "random_hints": (
-        "Random wishes",
-        "Of the reactions that name a style, 30% name any of the six styles, whatever the person likes.",
-    ),
-    "long": ("What 300 reactions change", "Whether it stays as it is, once it suits the person."),
-}
-"""Title and first sentence of each part's section."""
-
-PREFACE = """# Sample efficiency: reactions until satisfied
-
-Made by `make learn-rate` on the shipped starter policy. The question is how many reactions of one person the policy
-needs to match the person's taste. People are simulated. Each has a taste and a fresh system, and reacts in text only.
-More than half of the reactions use phrases that the rules do not match, and a tenth are wrong on purpose. The column
-"batch" is the number of new judged turns per step. With replay, the step also takes as many turns that were trained on
-once before (`train.batch.max_uses` 2). With practice, the trainer also learns what [lessons](concepts/lessons.md) say,
-between the messages, until it is learned or `practice.step_limit` steps are taken ([practice](concepts/practice.md)).
-"Lessons in the prompt" is `serve.lessons: until_learned`; without, it is `off`. All but one column are of the weights
-alone, under the plain prompt: "next reply satisfied" says for how many people the reply to their first words with a
-wish was correct and to their taste; people whose first such words were wrong on purpose are left out.
-
-All stages run one after the other in one process (`benchmarks/in_process.py`). Before each message, every earlier
-turn is judged and trained on, and the new version is loaded, as for a person who takes minutes to answer. The result
-does not depend on the speed of the machine, and the same seed gives the same figures.
-
-Each version is measured when it becomes the head: the share of replies that are correct and match the person's taste,
-at temperature 1, on {questions} questions that were never asked (the same questions and seeds for all versions).
-"Reactions to 0.9" is the number of reactions that a person had given when the first version with 0.9 or more became the
-head: the median over people, and the range. "Of these judged" is the number of these reactions that the rules scored;
-only these turns can be trained on. "Lowest after 0.9" is the lowest satisfaction of any later version of any person.
-"Correctness fell at most" is the largest fall of any version of any person below where it began, one measurement of
-{questions} replies against another; beside it is the mean fall over people at the end.
-"""
+    questions = ", ".join(map(str, sorted({run.questions for run in runs})))
+    judged, given, agreed = (sum(getattr(r, name) for r in runs) for name in ("judged", "reactions", "agreed"))
+    return (
+        f"Made by {made}: {people} people in each row, about {max(r.reactions for r in runs)} reactions of each, "
+        f"{questions} questions. The rules gave a score to {judged} of {given} reactions ({judged / given:.0%}); "
+        f"{agreed} of those ({agreed / max(judged, 1):.0%}) were the person's true opinion. "
+        f"{sum(r.seconds for r in runs) / 60:.0f} minutes in total over all runs."
+    )

@@ -21,7 +21,7 @@ from openclaw_rl.settings.load import Config, from_flat
 from openclaw_rl.store import events
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lessons import lessons
-from openclaw_rl.store.lessons.lessons import Lesson, LessonState
+from openclaw_rl.store.lessons.lessons import Lesson, LessonScope, LessonState
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME, PolicyOwner, record_owner
 from openclaw_rl.supervisor.supervisor import prepare_home
@@ -65,6 +65,17 @@ def test_the_list_shows_each_lesson_with_what_was_said(config: Config) -> None:
     assert "superseded by aa" in run(config, "list", "--all")
     (row,) = json.loads(run(config, "list", "--json"))["lessons"]
     assert (row["id"], row["state"], row["turns"][0]["asked"]) == ("aa", "active", "this is turn-1")
+
+
+def test_the_list_names_the_user_of_a_lesson(config: Config) -> None:
+    with Store.open(config.store_path) as store, store.write() as conn:
+        for number, agent in enumerate(("", "writer")):
+            scope = lessons.user_scope(agent, "ann")
+            lesson = replace(SHORT, id=f"u{number}", scope_kind=LessonScope.USER, scope_value=scope)
+            lessons.add_lesson(conn, lesson)
+    out = run(config, "list")
+    assert "for user ann, weight" in out
+    assert "for user ann of agent writer, weight" in out
 
 
 def test_lessons_are_edited_pinned_and_forgotten(config: Config) -> None:

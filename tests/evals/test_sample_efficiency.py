@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from argparse import Namespace
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -117,20 +120,106 @@ def test_the_table_says_how_it_goes_on_after_a_change_of_taste() -> None:
     assert "| > 20 (12 to > 20) |" in row
 
 
-def test_the_document(tmp_path: Path) -> None:
-    doc = tmp_path / "sample_efficiency.md"
-    sample_efficiency_report.write(doc, {"people": [QUICK, SLOW]}, questions=200)
-    words = doc.read_text(encoding="utf-8")
-    assert "on 200 questions" in words
+def page_with(tmp_path: Path, *parts: str) -> Path:
+    page = tmp_path / "page.md"
+    sections = [f"## {part}\n\n<!-- begin: {part} -->\nold {part}\n<!-- end: {part} -->\n" for part in parts]
+    page.write_text("by hand\n" + "\n".join(sections), encoding="utf-8")
+    return page
+
+
+def test_a_part_replaces_its_section_and_no_other(tmp_path: Path) -> None:
+    page = page_with(tmp_path, "people", "change")
+    runs = [replace(r, command="command --parts people", questions=200) for r in (QUICK, SLOW)]
+    sample_efficiency_report.write(page, {"people": runs})
+    words = page.read_text(encoding="utf-8")
+    assert "Made by `command --parts people`: 1 people in each row, about 40 reactions of each, 200 questions." in words
     assert "a score to 40 of 80 reactions (50%); 36 of those (90%)" in words
-    assert (tmp_path / "images" / "sample_efficiency.png").stat().st_size > 1000
+    assert "old people" not in words
+    assert words.startswith("by hand")
+    assert "old change" in words
+    assert (tmp_path / "images" / "page_people.png").stat().st_size > 1000
+
+
+def test_the_page_has_a_section_for_each_part() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "sample_efficiency.md").read_text(encoding="utf-8")
+    for part in sample_efficiency.PARTS:
+        assert page.count(f"<!-- begin: {part} -->") == page.count(f"<!-- end: {part} -->") == 1
+
+
+def test_arguments_win_over_those_of_a_part() -> None:
+    parse = sample_efficiency.arguments("change").parse_args
+    assert (parse([]).change, parse([]).seeds, parse([]).practice) == (True, 1, [True])
+    assert parse(["--seeds", "2"]).seeds == 2
+    assert sample_efficiency.arguments("without_practice").parse_args([]).practice == [False]
+
+
+def test_a_part_can_be_limited_to_a_few_people() -> None:
+    plans = [
+        list(sample_efficiency.plan(sample_efficiency.arguments("change").parse_args(words)))
+        for words in ([], ["--people", "3"])
+    ]
+    assert (len(plans[0]), plans[1]) == (20, plans[0][:3])
+
+
+def test_the_people_of_a_later_seed_are_those_of_the_whole() -> None:
+    parse = sample_efficiency.arguments("people").parse_args
+    whole = list(sample_efficiency.plan(parse(["--seeds", "2"])))
+    halves = [list(sample_efficiency.plan(parse(["--seeds", "1", "--seed", seed]))) for seed in ("1", "6")]
+    assert [*halves[0], *halves[1]] == whole
+
+
+def test_the_command_of_a_part_has_what_changes_its_figures() -> None:
+    measured = ["--seeds", "2", "--set", "a.b=3"]
+    words = ["--out", "runs/a", "--parts", "people", "change", *measured, "--parallel", "1", "--doc=page.md"]
+    command = "python -m benchmarks.sample_efficiency --parts change --seeds 2 --set a.b=3"
+    assert sample_efficiency.part_command("change", words) == command
+
+
+def stored(folder: Path, part: str, *runs: Run) -> Path:
+    (folder / part).mkdir(parents=True)
+    lines = [json.dumps(asdict(run)) + "\n" for run in runs]
+    (folder / part / "runs.jsonl").write_text("".join(lines), encoding="utf-8")
+    return folder
+
+
+def test_a_report_merges_what_ran_side_by_side(tmp_path: Path) -> None:
+    """The command itself, on runs of two folders: each part's section has the runs of both."""
+    page = page_with(tmp_path, "people", "change", "long")
+    one = stored(tmp_path / "a", "people", replace(QUICK, name="quick", command="first"))
+    two = stored(tmp_path / "b", "people", replace(SLOW, name="slow", seed=2, command="second"))
+    stored(two, "change", replace(QUICK, command="third", then="long", changed=10))
+    words = ["--report", str(one), str(two), "--doc", str(page)]
+    command = [sys.executable, "-m", "benchmarks.sample_efficiency", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
+    assert done.returncode == 0, done.stderr
+    text = page.read_text(encoding="utf-8")
+    assert "Made by `first` and `second`: 2 people in each row" in text
+    assert "Made by `third`: 1 people" in text
+    assert "old long" in text
+
+
+def test_a_report_without_runs_says_what_was_expected(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="expected folders that --out named"):
+        sample_efficiency.report_or_measure(["--report", str(tmp_path)])
+
+
+def known_and_planned(tmp_path: Path, *words: str, **changes: Any) -> tuple[Run, list[Setting], Namespace]:
+    fixed = f"--out {tmp_path} --tastes short --methods combine --batches 4 --replay off --seeds 1 --practice off"
+    given = sample_efficiency.arguments().parse_args([*fixed.split(), *words])
+    wanted = list(sample_efficiency.plan(given))
+    known = run_of({0: (0.5, 1.0)}, name=wanted[0].name, asked=given.reactions, questions=given.questions, **changes)
+    (tmp_path / "runs.jsonl").write_text(json.dumps(asdict(known)) + "\n", encoding="utf-8")
+    return known, wanted, given
 
 
 def test_runs_that_are_known_are_not_run_again(tmp_path: Path) -> None:
-    words = f"--out {tmp_path} --tastes short --methods combine --batches 4 --replay off --seeds 1"
-    words += " --practice off --lessons off"
-    given = sample_efficiency.arguments().parse_args(words.split())
-    (wanted,) = sample_efficiency.plan(given)
-    known = run_of({0: (0.5, 1.0)}, name=wanted.name)
-    (tmp_path / "runs.jsonl").write_text(json.dumps(asdict(known)) + "\n", encoding="utf-8")
-    assert sample_efficiency.run_all([wanted], given, sample_efficiency.Console(quiet=True)) == [known]
+    known, wanted, given = known_and_planned(tmp_path)
+    assert sample_efficiency.run_all(wanted, given, sample_efficiency.Console(quiet=True)) == [known]
+
+
+def test_a_shorter_run_does_not_stand_for_a_longer_one(tmp_path: Path) -> None:
+    _, wanted, given = known_and_planned(tmp_path, "--reactions", "1", "--questions", "2", "--parallel", "1")
+    given.reactions, given.command = 2, "command"
+    (run,) = sample_efficiency.run_all(wanted, given, sample_efficiency.Console(quiet=True))
+    assert (run.asked, run.questions, run.command) == (2, 2, "command")
+    assert len((tmp_path / "runs.jsonl").read_text(encoding="utf-8").splitlines()) == 2

@@ -81,6 +81,25 @@ def test_the_divergence_of_a_turn(trainer: Make, draw: Draw, reference: ModuleTy
         assert found[s.turn] == pytest.approx(np.mean(values), rel=1e-4)
 
 
+def test_the_entropy_beside_that_of_the_teacher(trainer: Make, draw: Draw, tmp_path: Path) -> None:
+    """Means per trainable token of the policy's own replies; a batch without the teacher's replies has none."""
+    made = trainer("opd", **WIDE, topk=TOP, learning_rate=5e-2)
+    batch = mixed_batch(made, draw)
+
+    def entropy(hinted: bool) -> float:
+        own = [(s, s.hinted_prompts[0] if hinted else s.prompt_ids) for s in batch if not s.from_teacher]
+        found = [(distributions(made, prompt, s), s.mask.astype(bool)) for s, prompt in own]
+        return float(np.mean(np.concatenate([-(np.exp(logp) * logp).sum(-1)[mask] for logp, mask in found])))
+
+    expected = {"entropy/before": entropy(False), "entropy/teacher": entropy(True)}
+    metrics = made.step(batch, str(tmp_path / "out")).metrics
+    expected["entropy/after"] = entropy(False)
+    assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-4)
+    assert metrics["entropy/after"] != pytest.approx(metrics["entropy/before"], rel=1e-4)
+    own = [sample for sample in batch if not sample.from_teacher]
+    assert "entropy/after" not in made.step(own, str(tmp_path / "own")).metrics
+
+
 def test_penalty_and_trust_region_are_over_the_policys_own_replies(trainer: Make, draw: Draw, tmp_path: Path) -> None:
     """Over a teacher's replies, (log pi - log base)^2 / 2 is no estimate of a KL divergence of the policy."""
 

@@ -26,8 +26,8 @@ from openclaw_rl.settings.load import from_flat
 from openclaw_rl.status import report
 from openclaw_rl.store import events, exchanges, schema, sessions, turns
 from openclaw_rl.store.db import Store
-from openclaw_rl.store.lessons import lessons, practice_turns
-from openclaw_rl.store.lessons.lessons import LessonScope, LessonState
+from openclaw_rl.store.lessons import lessons, practice_turns, removal
+from openclaw_rl.store.lessons.lessons import Lesson, LessonScope, LessonState
 from openclaw_rl.store.lessons.questions import question_hash
 from openclaw_rl.store.lineage import policies, training_queue, version_stats
 from openclaw_rl.testing import ScriptedTrainer
@@ -271,6 +271,38 @@ def test_a_contested_lesson_is_not_practised_beside_another(store: Store, make_l
         assert {turns.current_verdict(conn, id_).hints for id_ in uses_of(store, 1)} == {("Be formal.",)}  # type: ignore[union-attr]
 
 
+def of_user(lesson: Lesson, user: str) -> Lesson:
+    return replace(lesson, scope_kind=LessonScope.USER, scope_value=lessons.user_scope("", user))
+
+
+def test_a_lesson_of_a_user_is_practised_on_their_prompts(
+    store: Store, make_loop: MakeLoop, fill: Fill, replies: ScriptedReplies, renderer: Renderer
+) -> None:
+    (turn,) = fill(store, 1, question="Where is the Louvre?", request={"user": "ann"})
+    fill(store, 1, question="Who painted it?", request={"user": "bob"})
+    add_lesson(store, of_user(SHORT, "ann"), [turn])
+    settle(make_loop(step_limit=1))
+    plain = renderer.render([{"role": "user", "content": "Where is the Louvre?"}]).prompt_ids.tolist()
+    assert [order.prompt_ids for order in replies.orders[2:]] == [plain, plain]
+
+
+def test_users_who_want_different_things_wait_for_a_clear_majority(
+    store: Store, make_loop: MakeLoop, fill: Fill
+) -> None:
+    """They share the weights; each has the own lesson in the prompt."""
+    turns_of = {user: fill(store, 1, request={"user": user}) for user in ("ann", "bob", "cleo")}
+    add_lesson(store, of_user(SHORT, "ann"), turns_of["ann"])
+    add_lesson(store, of_user(LONG, "bob"), turns_of["bob"])
+    loop = make_loop(step_limit=1)
+    settle(loop)
+    assert "what other users want, contradicts it" in loop.note
+    add_lesson(store, of_user(replace(SHORT, id="cc", weight=4.0), "cleo"), turns_of["cleo"])
+    loop._next_check = 0.0
+    settle(loop)
+    with store.read() as conn:
+        assert {turns.current_verdict(conn, id_).hints for id_ in uses_of(store, 1)} == {("Keep answers short.",)}  # type: ignore[union-attr]
+
+
 def test_a_new_word_ends_the_round_in_progress(
     store: Store, make_loop: MakeLoop, fill: Fill, replies: ScriptedReplies
 ) -> None:
@@ -337,6 +369,17 @@ def test_turns_from_before_a_change_of_taste_are_not_held_out(store: Store, fill
         assert len(held_out(any_taste=True)) == 4
 
 
+def test_a_users_change_of_taste_leaves_the_turns_of_others(store: Store, fill: Fill) -> None:
+    (other,) = fill(store, 1, request={"user": "bob"})
+    first, second, third = fill(store, 3, request={"user": "ann"})
+    add_lesson(store, of_user(SHORT, "ann"), [first, second])
+    add_lesson(store, of_user(LONG, "ann"), [third])
+    with store.write() as conn:
+        lessons.supersede(conn, "aa", "bb")
+        events.append(conn, lessons.SUPERSEDED_EVENT, "aa", {"by": "bb"}, 9e9)
+        assert [one.turn.id for one in training_queue.held_out_turns(conn, version=0, limit=9)] == [third, other]
+
+
 def test_the_gate_decides_on_what_was_practised(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
     """A candidate that makes liked replies less likely is refused, and its replies are not trained on again."""
     fill(store, 3, question="Who painted it?")
@@ -369,6 +412,35 @@ def test_turns_from_before_its_first_word_say_nothing_about_practice_of_a_lesson
         asked_again = set(conn.execute(select(schema.practice_turns.c.source)).scalars())
         assert held_out == {later} - asked_again
         assert len(training_queue.held_out_turns(conn, version=0, limit=99)) == 14
+
+
+def test_after_its_second_word_a_practised_lesson_counts_for_later_steps_too(
+    store: Store, make_loop: MakeLoop, fill: Fill
+) -> None:
+    """Steps on what the person says later make replies from before it less likely. The first word may be a mistake."""
+    old = fill(store, 4, score=1)
+    loop = make_loop(step_limit=1)
+    settle(loop)
+    first, second = fill(store, 2, score=1)
+    add_lesson(store, SHORT, [first])
+    settle(loop)
+    own = fill(store, 2, score=1)
+    settle(loop)
+    with store.read() as conn:
+        (version,) = [p.version for p in policies.list_all(conn) if uses_of(store, p.version)[-2:] == own]
+    (later,) = fill(store, 1, score=1)
+
+    def held_out() -> set[str]:
+        with store.read() as conn:
+            return {item.turn.id for item in training_queue.held_out_turns(conn, version=version, limit=99)}
+
+    assert held_out() == {*old, later}
+    with store.write() as conn:
+        lessons.reinforce(conn, "aa", second, at=3.0)
+    assert held_out() == {later}
+    with store.write() as conn:
+        removal.forget(conn, "aa", at=4.0)
+    assert held_out() == {*old, later}
 
 
 def test_after_some_refused_steps_practice_waits_for_new_words(store: Store, make_loop: MakeLoop, fill: Fill) -> None:

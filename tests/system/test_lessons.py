@@ -23,8 +23,8 @@ def test_one_word_shapes_the_next_prompts_until_it_is_undone(tmp_path: Path) -> 
 
     with SubprocessSystem(config) as system:
 
-        def ask(*messages: dict[str, str], model: str = "openclaw") -> tuple[str, dict[str, str], list[str]]:
-            made = post_json(system, "/v1/chat/completions", {"model": model, "messages": list(messages)})
+        def ask(*messages: dict[str, str], **more: str) -> tuple[str, dict[str, str], list[str]]:
+            made = post_json(system, "/v1/chat/completions", {"model": "openclaw", "messages": list(messages), **more})
             data = json.loads(run("inspect", "turn", made["id"], *home, "--json").stdout)
             return made["id"], made["choices"][0]["message"], list(data["lessons"].values())
 
@@ -49,3 +49,10 @@ def test_one_word_shapes_the_next_prompts_until_it_is_undone(tmp_path: Path) -> 
         assert undone.returncode == 0, undone.stderr
         assert found() == []
         assert ask(QUESTION)[2] == []
+
+        _, answer, _ = ask(QUESTION, user="ann")
+        ask(QUESTION, answer, {"role": "user", "content": "Shorter, please."}, user="ann")
+        wait_for(lambda: bool(found()))
+        assert ask(other, user="ann")[2] == ["Keep answers short."]
+        assert ask(other, user="bob")[2] == [], "another user behind the same key"
+        assert "for user ann" in run("lessons", "list", *home).stdout

@@ -63,6 +63,26 @@ def test_a_step_back_towards_the_base_passes() -> None:
     assert "train.safety.gate_kl" in str(reason_of(far | {"kl/before": 0.4}))
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "teacher", "passes"),
+    [
+        (0.4, 0.1, 0.3, False),
+        (0.4, 0.2, 0.3, True),
+        (0.4, 0.1, 0.15, True),  # the wish itself is for replies that are more certain
+        (0.05, 0.1, 0.3, True),  # it comes back
+        (0.02, 0.001, 0.02, True),  # certain replies: the share of nearly nothing
+    ],
+)
+def test_a_step_of_practice_keeps_half_of_the_entropy_of_its_teacher(
+    before: float, after: float, teacher: float, passes: bool
+) -> None:
+    entropy = {"entropy/before": before, "entropy/after": after, "entropy/teacher": teacher}
+    reason = reason_of(SOUND | entropy)
+    assert (reason is None) == passes
+    assert passes or "the entropy 0.1 nats per token is below train.safety.gate_entropy 0.5 of" in str(reason)
+    assert reason_of(SOUND | entropy, BOUNDS | {"safety.gate_entropy": 0.0}) is None
+
+
 def test_a_step_that_left_its_trust_region_is_not_served(
     store: Store, builder: SampleBuilder, fill: Callable[..., list[str]], tmp_path: Path
 ) -> None:

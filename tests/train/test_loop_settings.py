@@ -37,6 +37,7 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "train.safety.max_staleness": (1, {}),
     "train.safety.gate_grad_norm": (0.5, {}),
     "train.safety.gate_kl": (0.1, {}),
+    "train.safety.gate_entropy": (0.9, {}),
     "train.safety.lease_ttl": (500.0, {}),
     "train.checkpoint.keep": (2, {}),
     "train.checkpoint.keep_versions": (2, {}),
@@ -79,7 +80,8 @@ def run_loop(renderer: Renderer, fill: Callable[..., list[str]], tmp_path: Path)
             signal=make_method(train),
             max_staleness=train.safety.max_staleness,
         )
-        trainer = StatefulTrainer(lambda samples: {"kl": 0.2})
+        entropy = {"entropy/before": 0.4, "entropy/after": 0.3, "entropy/teacher": 0.4}
+        trainer = StatefulTrainer(lambda samples: {"kl": 0.2, **entropy})
         with Store.open(home / "store.db") as store:
             with store.write() as conn:
                 policies.ensure_root(conn, base="b", identity="i" * 64, at=1.0)

@@ -11,6 +11,8 @@ Metrics = Mapping[str, float]
 Gate = Callable[[Metrics, TrainConfig], str | None]
 """Maps the metrics of a step to the reason, as readable text, why its result is not published; None: it passes."""
 
+MIN_ENTROPY_FALL = 0.02
+"""Nats per token by which the entropy may always be below the teacher's."""
 REQUIRED_METRICS = ("loss/total", "gradient/norm", "kl", "kl/step")
 
 
@@ -55,7 +57,25 @@ def step_is_small(metrics: Metrics, train: TrainConfig) -> str | None:
     )
 
 
-GATES: tuple[Gate, ...] = (metrics_are_finite, gradient_is_bounded, stays_near_base, step_is_small)
+def keeps_entropy(metrics: Metrics, train: TrainConfig) -> str | None:
+    """`train.safety.gate_entropy` bounds the entropy after a step of practice from below, as a share of the teacher's.
+
+    The teacher is the base with the lessons in its prompt, so a wish for short, certain replies lowers both. A step
+    that raises the entropy passes anyway, and a small difference does: of certain replies, a share says nothing.
+    """
+    after, teacher = metrics.get("entropy/after"), metrics.get("entropy/teacher", 0.0)
+    share = train.safety.gate_entropy
+    if after is None or after >= share * teacher or teacher - after <= MIN_ENTROPY_FALL:
+        return None
+    if after >= metrics.get("entropy/before", math.inf):
+        return None
+    return (
+        f"the entropy {after:.3g} nats per token is below train.safety.gate_entropy {share:g} of that of the base with "
+        f"the lessons, {teacher:.3g}"
+    )
+
+
+GATES: tuple[Gate, ...] = (metrics_are_finite, gradient_is_bounded, stays_near_base, step_is_small, keeps_entropy)
 """They run in this order; the first refusal counts."""
 
 

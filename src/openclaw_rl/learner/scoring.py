@@ -77,6 +77,7 @@ class PolicyScorer:
             entropy=[o.entropy_K for o in student],
             base=[scores.logp for scores in base],
             teachers=[[t.logp for t in of] for of in teachers],
+            teacher_entropy=[[t.entropy_K for t in of] for of in teachers],
             tops=[scored.topk_scores(o, of) for o, of in pairs] if method.topk_size else [],
             reused_forward=reused.select_rows(kept) if reused and kept else None,
         ), dropped

@@ -301,11 +301,11 @@ class LocalTrainer:
         turns = len({batch.samples[i].turn for i in members})
         members = [i for i in members if not batch.samples[i].from_teacher] or members
         scale, rows = 1.0, [batch.rows[i] for i in members]
-        metrics = policy_metrics(batch, members, self.logprobs(rows))
+        metrics = policy_metrics(batch, members, self._scorer.policy_logprobs(rows))
         while not metrics["kl/step"] <= self._train.safety.max_step_kl and scale > MIN_STEP_SCALE:
             scale /= 2
             self._optimizer.step_back_half(snapshot)
-            metrics = policy_metrics(batch, members, self.logprobs(rows))
+            metrics = policy_metrics(batch, members, self._scorer.policy_logprobs(rows))
         return metrics | {"step/scale": scale, "turns": float(turns)}
 
     def _state_file(self) -> dict[str, bytes]:

@@ -13,7 +13,8 @@ from openclaw_rl.store.lineage import policies
 from openclaw_rl.types import Policy
 
 CLEAR_MAJORITY = 2.0
-"""A lesson is practised if it weighs more than this times a lesson that it contradicts."""
+"""A lesson is practised if it weighs more than this times a lesson that it contradicts. Users who share the weights
+count together."""
 REMEASURED_VERSIONS = 32
 """Versions after which the divergence of a learned lesson is measured again, by one step of practice."""
 _TOLERANCE = 1e-3  # of weights, as lessons age
@@ -41,7 +42,12 @@ def plan_practice(conn: Connection, head: Policy, now: float) -> PracticePlan:
     """Plan the next round. A lesson that is contested is neither practised nor in the teacher's prompt."""
     active = lessons.list_lessons(conn, policy=head.name, states=[LessonState.ACTIVE])
     learned = lessons.list_lessons(conn, policy=head.name, states=[LessonState.LEARNED])
-    settled = [lesson for lesson in active if not _is_contested(conn, lesson, now)]
+    in_force = [*active, *learned]
+    settled = [
+        lesson
+        for lesson in active
+        if not _is_contested(conn, lesson, now) and not _is_outweighed(lesson, in_force, now)
+    ]
     waiting, targets = ([lesson for lesson in found if is_practised(lesson)] for found in (active, settled))
     line = policies.lineage(conn, head.version)
     due = [] if targets else [lesson for lesson in learned if _is_due(conn, lesson, line)]
@@ -62,6 +68,21 @@ def _is_contested(conn: Connection, lesson: Lesson, now: float) -> bool:
     rivals = lessons.superseded_lessons(conn, lesson.id)
     strongest = max((rival.weight_at(now) for rival in rivals), default=0.0)
     return not lesson.is_pinned and lesson.weight_at(now) <= CLEAR_MAJORITY * strongest * (1 + _TOLERANCE)
+
+
+def _is_outweighed(lesson: Lesson, in_force: Sequence[Lesson], now: float) -> bool:
+    """Return whether others who share the weights want something else, unless they are clearly fewer."""
+    if not lesson.subject or lesson.is_pinned:
+        return False
+    place = lesson.key, lesson.owner[0]
+    beside = [
+        one
+        for one in in_force
+        if is_practised(one) and one.subject == lesson.subject and (one.key, one.owner[0]) == place
+    ]
+    agreed = sum(one.weight_at(now) for one in beside if one.topic == lesson.topic)
+    opposed = sum(one.weight_at(now) for one in beside if one.topic != lesson.topic)
+    return opposed > 0 and agreed <= CLEAR_MAJORITY * opposed * (1 + _TOLERANCE)
 
 
 def _is_due(conn: Connection, lesson: Lesson, line: Sequence[int]) -> bool:

@@ -13,7 +13,7 @@ from openclaw_rl.errors import RequestError
 from openclaw_rl.practice.plan import PracticePlan
 from openclaw_rl.render.hint import lessons_hint, with_hint
 from openclaw_rl.render.renderer import Renderer
-from openclaw_rl.store import exchanges, turns
+from openclaw_rl.store import exchanges
 from openclaw_rl.store.lessons import lessons, practice_turns
 from openclaw_rl.store.lessons.lessons import Lesson, LessonState, PromptContext
 from openclaw_rl.store.lessons.questions import question_hash
@@ -77,7 +77,7 @@ class PromptSelector:
     ) -> PracticePrompt | None:
         """Return the prompt with the lessons that are in force for it; None without any, or if they do not fit in."""
         request = exchange.request
-        in_force = lessons.lessons_for(conn, self._context(conn, policy, exchange), states=_IN_FORCE)
+        in_force = lessons.lessons_for(conn, self._context(policy, exchange), states=_IN_FORCE)
         found = tuple(lesson for lesson in in_force if lesson.id in plan.beside)
         if not found:
             return None
@@ -94,15 +94,14 @@ class PromptSelector:
             return None
         return PracticePrompt(exchange=exchange, lessons=found, hint=hint, plain_ids=plain_ids, hinted_ids=hinted_ids)
 
-    def _context(self, conn: Connection, policy: str, exchange: Exchange) -> PromptContext:
-        request, turn = exchange.request, turns.get(conn, exchange.request.id)
+    def _context(self, policy: str, exchange: Exchange) -> PromptContext:
+        request = exchange.request
         return PromptContext(
             policy=policy,
             key=request.scope,
             agent=request.agent,
             user=request.user,
-            session=turn.session if turn is not None else "",
-            question=question_hash(request.messages, self.transient, key=self.key),
+            question=question_hash(request.messages, self.transient, key=self.key, user=request.user),
         )
 
 

@@ -177,7 +177,8 @@ class PracticeSession:
             words = ", ".join(f'"{lesson.text}"' for lesson in plan.waiting[:3])
             if not plan.targets:
                 if words:
-                    self.note = f"practice of {words} waits for more words of the person: earlier ones contradict it"
+                    why = "what was said before, or what other users want, contradicts it"
+                    self.note = f"practice of {words} waits for more words of the person: {why}"
                 return None
             if settings.hours is not None and not is_within_hours(settings.hours, datetime.fromtimestamp(now).time()):
                 self.note = f"practice of {words} waits for practice.hours ({settings.hours})"

@@ -196,6 +196,13 @@ class TrainSafetyConfig(Section):
     )
     gate_grad_norm: float = Field(100.0, gt=0, description="gradient norm above which a step is rejected")
     gate_kl: float = Field(5.0, gt=0, description="mean KL to the base, in nats per token, above which it is rejected")
+    gate_entropy: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="entropy of the policy after a step of practice, as a share of that of the base with the lessons "
+        "on the same replies, below which a step that lowers it is rejected; 0: no bound",
+    )
     lease_ttl: float = Field(30.0, gt=0, description="seconds; a trainer that was frozen for longer publishes nothing")
 
     @property

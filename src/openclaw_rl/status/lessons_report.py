@@ -17,7 +17,7 @@ from openclaw_rl.settings.load import Config
 from openclaw_rl.status.inspect import shorten_line, turn_data
 from openclaw_rl.status.report import read_store
 from openclaw_rl.store.lessons import lessons
-from openclaw_rl.store.lessons.lessons import Lesson, LessonScope, LessonState
+from openclaw_rl.store.lessons.lessons import Lesson, LessonScope, LessonState, scope_owner
 
 MAX_SHOWN_TURNS = 3
 """Turns that are shown of each lesson, newest first."""
@@ -86,4 +86,7 @@ def _scope_text(row: Mapping[str, Any]) -> str:
     if row["scope_kind"] == LessonScope.QUESTION:
         asked = next((one["asked"] for one in reversed(row["turns"]) if one["asked"]), None)
         return f"for one question: {shorten_line(asked, 60)}, {weight}"
-    return f"for {row['scope_kind']} {row['scope_value'] or '(without a name)'}, {weight}"
+    agent, user = scope_owner(row["scope_kind"], row["scope_value"])
+    if user:
+        return f"for user {user}{f' of agent {agent}' if agent else ''}, {weight}"
+    return f"for agent {agent or '(without a name)'}, {weight}"

@@ -19,7 +19,8 @@ SHORT = Lesson(
     id="aa", key="key", text="Keep answers short.", topic="length/short", scope_value="agent", made_at=1.0,
     reinforced_at=1.0,
 )  # fmt: skip
-HERE = PromptContext(key="key", agent="agent", user="ann", session="s", question="q")
+HERE = PromptContext(key="key", agent="agent", user="ann", question="q")
+ANN = lessons.user_scope("agent", "ann")
 MONTH = lessons.HALF_LIFE_SECONDS
 
 
@@ -34,23 +35,39 @@ def names(found: list[Lesson]) -> list[str]:
 
 def test_a_lesson_is_read_back_as_it_was_stored(store: Store) -> None:
     with store.write() as conn:
-        put(conn, replace(SHORT, is_pinned=True, scope_kind=LessonScope.USER))
+        put(conn, replace(SHORT, is_pinned=True, scope_kind=LessonScope.USER, scope_value=ANN))
     with store.read() as conn:
-        assert lessons.get(conn, "aa") == replace(SHORT, is_pinned=True, scope_kind=LessonScope.USER)
+        found = lessons.get(conn, "aa")
+        assert found == replace(SHORT, is_pinned=True, scope_kind=LessonScope.USER, scope_value=ANN)
+        assert found.owner == ("agent", "ann")
         assert lessons.get(conn, "bb") is None
 
 
 def test_a_lesson_applies_within_its_scope_only(store: Store) -> None:
-    user = replace(SHORT, id="bb", scope_kind=LessonScope.USER, scope_value="ann", made_at=2.0)
+    user = replace(SHORT, id="bb", topic="tone/formal", scope_kind=LessonScope.USER, scope_value=ANN, made_at=2.0)
     fact = replace(SHORT, id="cc", scope_kind=LessonScope.QUESTION, scope_value="q", made_at=3.0)
-    session = replace(SHORT, id="dd", scope_kind=LessonScope.SESSION, scope_value="s", made_at=4.0)
     with store.write() as conn:
-        put(conn, SHORT, user, fact, session)
-        assert names(lessons.lessons_for(conn, HERE)) == ["aa", "bb", "cc", "dd"]
-        assert names(lessons.lessons_for(conn, replace(HERE, question="other"))) == ["aa", "bb", "dd"]
-        assert names(lessons.lessons_for(conn, replace(HERE, agent="other", session=""))) == ["bb", "cc"]
+        put(conn, SHORT, user, fact)
+        assert names(lessons.lessons_for(conn, HERE)) == ["aa", "bb", "cc"]
+        assert names(lessons.lessons_for(conn, replace(HERE, question="other"))) == ["aa", "bb"]
+        assert names(lessons.lessons_for(conn, replace(HERE, user="bob"))) == ["aa", "cc"]
+        assert names(lessons.lessons_for(conn, replace(HERE, user=""))) == ["aa", "cc"]
+        assert names(lessons.lessons_for(conn, replace(HERE, agent="other"))) == ["cc"]
         assert lessons.lessons_for(conn, replace(HERE, key="other")) == []
         assert lessons.lessons_for(conn, replace(HERE, policy="agent:other")) == []
+
+
+@pytest.mark.parametrize(("is_pinned", "kept"), [(False, "bb"), (True, "aa")])
+def test_the_wish_of_a_user_replaces_that_of_the_agent_in_their_prompts(
+    store: Store, is_pinned: bool, kept: str
+) -> None:
+    own = replace(SHORT, id="bb", topic="length/long", scope_kind=LessonScope.USER, scope_value=ANN, made_at=2.0)
+    with store.write() as conn:
+        put(conn, replace(SHORT, is_pinned=is_pinned), own)
+        assert names(lessons.lessons_for(conn, HERE)) == [kept]
+        assert names(lessons.lessons_for(conn, replace(HERE, user="bob"))) == ["aa"]
+        lessons.supersede(conn, "bb", "aa")
+        assert names(lessons.lessons_for(conn, HERE)) == ["aa"]
 
 
 def test_evidence_adds_weight_once_and_ages(store: Store) -> None:

@@ -15,7 +15,7 @@ from openclaw_rl.common.rules.lesson_topics import HintTopics, normalise_lesson
 from openclaw_rl.judge.lessons.drafts import LessonDraft, draft_lessons
 from openclaw_rl.store import events, exchanges, turns
 from openclaw_rl.store.lessons import lessons, removal
-from openclaw_rl.store.lessons.lessons import Lesson, LessonScope, LessonState, PromptContext
+from openclaw_rl.store.lessons.lessons import Lesson, LessonScope, LessonState
 from openclaw_rl.store.lessons.questions import question_hash
 from openclaw_rl.store.lineage.policy_names import PolicyOwner, policy_name
 from openclaw_rl.types import Capture, Message, Request, Verdict
@@ -50,21 +50,27 @@ def update_lessons(
     if drafts and (exchange := exchanges.get(conn, verdict.turn)) is not None:
         request = exchange.request
         if request.capture is Capture.FULL and request.episode is None:
-            question = question_hash(request.messages, is_ephemeral, key=key)
+            question = question_hash(request.messages, is_ephemeral, key=key, user=request.user)
             kept = {_add_evidence(conn, draft, verdict, request, question, per) for draft in drafts}
     if gone := [lesson.id for lesson in known if lesson.id not in kept]:
         removal.remove_evidence(conn, [verdict.turn], at=verdict.at, only=gone, keep_pinned=True)
 
 
 def known_lessons(conn: Connection, turn: str, per: PolicyOwner = "all") -> list[Lesson]:
-    """Return the newest general lessons of the agent of a turn, in any state. Raises `DamagedRow`."""
+    """Return the newest general lessons in the scope of a turn, in any state. Raises `DamagedRow`."""
     exchange = exchanges.get(conn, turn)
     if exchange is None:
         return []
     request = exchange.request
-    context = PromptContext(policy=_policy_of(request, per), key=request.scope, agent=request.agent)
-    found = lessons.lessons_for(conn, context, states=tuple(LessonState))
-    return [lesson for lesson in found if lesson.scope_kind is LessonScope.AGENT][-MAX_KNOWN_LESSONS:]
+    found = lessons.lessons_in_scope(conn, _policy_of(request, per), request.scope, *_general_scope(request))
+    return found[-MAX_KNOWN_LESSONS:]
+
+
+def _general_scope(request: Request) -> tuple[LessonScope, str]:
+    """Return the scope of a wish: the user, where the request names one, so that users of one key do not share it."""
+    if request.user:
+        return LessonScope.USER, lessons.user_scope(request.agent, request.user)
+    return LessonScope.AGENT, request.agent
 
 
 def _policy_of(request: Request, per: PolicyOwner) -> str:
@@ -75,7 +81,7 @@ def _add_evidence(
     conn: Connection, draft: LessonDraft, verdict: Verdict, request: Request, question: str, per: PolicyOwner
 ) -> str:
     """Merge the draft with the lesson that says the same, or store it; return the lesson's id."""
-    scope = (LessonScope.AGENT, request.agent) if draft.is_general else (LessonScope.QUESTION, question)
+    scope = _general_scope(request) if draft.is_general else (LessonScope.QUESTION, question)
     new = Lesson(
         id=lessons.new_lesson_id(),
         policy=_policy_of(request, per),
@@ -88,7 +94,7 @@ def _add_evidence(
         made_at=verdict.at,
         reinforced_at=verdict.at,
     )
-    others = lessons.lessons_in_scope(conn, new)
+    others = lessons.lessons_in_scope(conn, new.policy, new.key, new.scope_kind, new.scope_value)
     lesson = next((one for one in others if _is_same(draft, one)), None)
     if lesson is None:
         lessons.add_lesson(conn, new)

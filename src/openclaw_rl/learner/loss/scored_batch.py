@@ -41,6 +41,7 @@ class ScoredBatch:
     entropy: list[torch.Tensor]  # [R] nats
     base: list[torch.Tensor]  # [R] log-probabilities under the base, plain prompt
     teachers: list[list[torch.Tensor]]  # [R] per hint: log-probabilities under the teacher, hinted prompt
+    teacher_entropy: list[list[torch.Tensor]]  # [R] per hint, nats
     tops: list[TopKScores]  # empty when the method uses no top-k
     reused_forward: ReusedForward | None = None
 

@@ -68,7 +68,7 @@ class LessonPicker:
         return await asyncio.to_thread(self._read_lessons, messages, context)
 
     def _read_lessons(self, messages: Sequence[Message], context: PromptContext) -> Mapping[str, str]:
-        question = question_hash(messages, self._is_ephemeral, key=self._store.secret)
+        question = question_hash(messages, self._is_ephemeral, key=self._store.secret, user=context.user)
         states = (LessonState.ACTIVE, LessonState.LEARNED)
         with self._store.read() as conn:
             found = lessons_for(conn, replace(context, question=question), states=states)
@@ -103,14 +103,13 @@ class LessonLookup:
 
     async def find_lessons(self, origin: tuple[str, str] | None) -> Mapping[str, str]:
         """Return the lessons. `origin`: (session, agent) that the first user message states."""
-        ask, (session, agent) = self._ask, origin or ("", "")
-        agent = ask.agent or agent
+        ask = self._ask
+        agent = ask.agent or (origin or ("", ""))[1]
         context = PromptContext(
             policy=policy_name(self._picker.per, agent=agent, user=ask.user, key=self._scope),
             key=self._scope,
             agent=agent,
             user=ask.user,
-            session=ask.session or session,
         )
         self.found = await self._picker.pick_lessons(ask.messages, context)
         return self.found

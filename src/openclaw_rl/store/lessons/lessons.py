@@ -7,9 +7,10 @@ divergence between the two prompts when the weights have learned them. `policy` 
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
@@ -22,7 +23,6 @@ from sqlalchemy import (
     bindparam,
     delete,
     exists,
-    func,
     literal_column,
     or_,
     select,
@@ -48,11 +48,14 @@ _OLDEST_FIRST: tuple[ColumnElement[Any], ...] = (t.lessons.c.made_at, literal_co
 
 
 class LessonScope(StrEnum):
-    """Kind of what a lesson is for. Question: prompts whose last user message has the hash `scope_value`."""
+    """Kind of what a lesson is for.
+
+    Agent: all its prompts, `scope_value` is its name. User: prompts of one user of an agent (`user_scope`). Question:
+    prompts whose last user message has the hash `scope_value`.
+    """
 
     AGENT = "agent"
     USER = "user"
-    SESSION = "session"
     QUESTION = "question"
 
 
@@ -89,6 +92,16 @@ class Lesson:
         age = max(0.0, now - self.reinforced_at)
         return float(self.weight * 0.5 ** (age / HALF_LIFE_SECONDS))
 
+    @property
+    def subject(self) -> str:
+        """Subject of the topic, e.g. "length"; "" if it is not known."""
+        return self.topic.partition("/")[0]
+
+    @property
+    def owner(self) -> tuple[str, str]:
+        """The (agent, user) whose prompts it is for, "" for any user; of a question, two empty names."""
+        return scope_owner(self.scope_kind, self.scope_value)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptContext:
@@ -98,7 +111,6 @@ class PromptContext:
     key: str = ""
     agent: str = ""
     user: str = ""
-    session: str = ""
     question: str = ""
 
 
@@ -113,7 +125,7 @@ class LessonTurn:
 
 
 def _is_in_scope() -> ColumnElement[bool]:
-    """Return the condition that a lesson is for a `PromptContext`, of which only the agent may have no name."""
+    """Return the condition that a lesson is for a prompt, of which only the agent may have no name."""
     kind, value = t.lessons.c.scope_kind, t.lessons.c.scope_value
     named = (and_(kind == scope.value, value == bindparam(scope.value)) for scope in LessonScope)
     return or_(*named) & ((kind == LessonScope.AGENT.value) | (value != ""))
@@ -124,6 +136,19 @@ _select_for_context = (
     .where(t.lessons.c.policy == bindparam("policy"), t.lessons.c.key == bindparam("key"), _is_in_scope())
     .order_by(*_OLDEST_FIRST)
 )
+
+
+def user_scope(agent: str, user: str) -> str:
+    """Return the scope value of a user of an agent; "" without a user."""
+    return json.dumps([agent, user], ensure_ascii=False) if user else ""
+
+
+def scope_owner(kind: str, value: str) -> tuple[str, str]:
+    """Return the (agent, user) of a scope, as in `Lesson.owner`."""
+    if kind == LessonScope.USER:
+        agent, user = json.loads(value)
+        return agent, user
+    return (value, "") if kind == LessonScope.AGENT else ("", "")
 
 
 def new_lesson_id() -> str:
@@ -153,66 +178,38 @@ def list_lessons(
 def lessons_for(
     conn: Connection, context: PromptContext, *, states: Collection[LessonState] = (LessonState.ACTIVE,)
 ) -> list[Lesson]:
-    """Return the lessons for a prompt in these states, oldest first."""
-    found = _lessons(conn, _select_for_context, asdict(context))
-    return [lesson for lesson in found if lesson.state in states]
+    """Return the lessons for a prompt in these states, oldest first.
+
+    A user's own lesson takes the place of one of the agent about the same subject, unless that one alone is pinned.
+    """
+    values = asdict(context) | {LessonScope.USER.value: user_scope(context.agent, context.user)}
+    found = _lessons(conn, _select_for_context, values)
+    overruled = _overruled([lesson for lesson in found if lesson.state is not LessonState.SUPERSEDED])
+    return [lesson for lesson in found if lesson.state in states and lesson.id not in overruled]
 
 
-def lessons_in_scope(conn: Connection, lesson: Lesson) -> list[Lesson]:
-    """Return all other lessons of exactly this lesson's scope, oldest first, in any state."""
+def _overruled(in_force: Sequence[Lesson]) -> set[str]:
+    """Return the ids of those whose subject is decided by a lesson of another scope."""
+    own = {lesson.subject: lesson for lesson in in_force if lesson.scope_kind is LessonScope.USER and lesson.subject}
+    pairs = [
+        (lesson, own[lesson.subject])
+        for lesson in in_force
+        if lesson.scope_kind is LessonScope.AGENT and lesson.subject in own
+    ]
+    return {user.id if agent.is_pinned and not user.is_pinned else agent.id for agent, user in pairs}
+
+
+def lessons_in_scope(conn: Connection, policy: str, key: str, kind: LessonScope, value: str) -> list[Lesson]:
+    """Return the lessons of exactly this scope, oldest first, in any state."""
     c = t.lessons.c
-    here = (c.policy == lesson.policy, c.key == lesson.key, c.id != lesson.id)
-    scope = (c.scope_kind == lesson.scope_kind.value, c.scope_value == lesson.scope_value)
-    return _lessons(conn, select(t.lessons).where(*here, *scope).order_by(*_OLDEST_FIRST))
+    here = (c.policy == policy, c.key == key, c.scope_kind == kind.value, c.scope_value == value)
+    return _lessons(conn, select(t.lessons).where(*here).order_by(*_OLDEST_FIRST))
 
 
 def superseded_lessons(conn: Connection, id: str) -> list[Lesson]:
     """Return the lessons that this one superseded, oldest first."""
     c = t.lessons.c
     return _lessons(conn, select(t.lessons).where(c.superseded_by == id).order_by(c.made_at, c.id))
-
-
-def last_contrary_turns(conn: Connection) -> dict[tuple[str, str], int]:
-    """Return (key, agent) -> number in the store of the newest turn that is evidence of a taste that has changed since.
-
-    That is: of a lesson of the agent that was in force and that another one superseded, with more than one turn until
-    then as evidence. A word for it that came later changed nothing: it may have been a mistake.
-    """
-    c, evidence, event = t.lessons.c, t.lesson_turns.c, t.events.c
-    changes = select(event.ref, func.max(event.at).label("at")).where(event.kind == SUPERSEDED_EVENT)
-    last_change = changes.group_by(event.ref).subquery()
-    query = (
-        select(c.key, c.scope_value, func.max(t.turns.c.seq).label("seq"))
-        .join(last_change, last_change.c.ref == c.id)
-        .join(t.lesson_turns, and_(evidence.lesson == c.id, evidence.at <= last_change.c.at))
-        .join(t.turns, t.turns.c.id == evidence.turn)
-        .where(c.superseded_by.is_not(None), c.scope_kind == LessonScope.AGENT.value)
-        .group_by(c.id)
-        .having(func.count() > 1)
-    )
-    found: dict[tuple[str, str], int] = {}
-    for row in conn.execute(query):
-        place = row.key, row.scope_value
-        found[place] = max(row.seq, found.get(place, 0))
-    return found
-
-
-def first_words_of_practice(conn: Connection, version: int) -> dict[tuple[str, str], int]:
-    """Return (key, agent) -> number in the store of the turn that first gave a lesson that `version` practised.
-
-    Of several lessons of an agent, the one that was given last counts.
-    """
-    c, evidence, link = t.lessons.c, t.lesson_turns.c, t.practice_lessons.c
-    used = select(t.uses.c.turn).where(t.uses.c.policy == version)
-    first = (
-        select(c.key, c.scope_value, func.min(t.turns.c.seq).label("seq"))
-        .join(t.lesson_turns, evidence.lesson == c.id)
-        .join(t.turns, t.turns.c.id == evidence.turn)
-        .where(c.id.in_(select(link.lesson).where(link.turn.in_(used))), c.scope_kind == LessonScope.AGENT.value)
-        .group_by(c.id)
-    ).subquery()
-    newest = select(first.c.key, first.c.scope_value, func.max(first.c.seq)).group_by(first.c.key, first.c.scope_value)
-    return {(key, agent): seq for key, agent, seq in conn.execute(newest)}
 
 
 def lessons_of_turns(conn: Connection, turns: Collection[str]) -> list[Lesson]:

@@ -9,10 +9,16 @@ from openclaw_rl.common.message_hash import hashed_text
 from openclaw_rl.types import Message
 
 
-def question_hash(messages: Sequence[Message], is_ephemeral: Callable[[Message], bool], *, key: bytes) -> str:
-    """Return a keyed hash of the last user message, without regard to case and white space; "" without one."""
+def question_hash(
+    messages: Sequence[Message], is_ephemeral: Callable[[Message], bool], *, key: bytes, user: str = ""
+) -> str:
+    """Return a keyed hash of the last user message, without regard to case and white space; "" without one.
+
+    `user`: who asks; the same question of another user has another hash.
+    """
     for message in reversed(messages):
         if message.get("role") == "user" and not is_ephemeral(message):
             text = " ".join(hashed_text(message).casefold().split())
-            return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16, key=key).hexdigest()
+            asked = f"{user}\0{text}" if user else text
+            return blake2b(asked.encode("utf-8", "surrogatepass"), digest_size=16, key=key).hexdigest()
     return ""

@@ -14,7 +14,7 @@ from openclaw_rl.store import exchanges, turns
 from openclaw_rl.store import schema as t
 from openclaw_rl.store.behaviour.observations import is_signal
 from openclaw_rl.store.episodes.credit import episode_steps, groups_before_judge, with_group
-from openclaw_rl.store.lessons import lessons
+from openclaw_rl.store.lessons.taste_changes import NO_CHANGES, read_taste_changes
 from openclaw_rl.store.lineage.policy_names import OwnerFilter
 from openclaw_rl.store.lineage.version_stats import untrusted_judges
 from openclaw_rl.store.rows import turn_from_row
@@ -134,8 +134,8 @@ def held_out_turns(
 
     Only whole replies of main traffic with token ids count, scored by a person or a trusted judge. Damaged rows are
     left out, and turns whose prompts were asked again in practice that `version` was trained on. So are turns from
-    before a change of taste, when other replies were liked; and, for a version that practised a lesson, turns from
-    before its first word. `owner`: only turns of this agent, user or key. `any_taste`: also the turns from before.
+    before a change of taste, when other replies were liked (`read_taste_changes`). `owner`: only turns of this agent,
+    user or key. `any_taste`: also the turns from before.
     """
     used = select(t.uses.c.turn).where(t.uses.c.policy == version)
     asked_again = select(t.practice_turns.c.source).where(t.practice_turns.c.turn.in_(used))
@@ -149,16 +149,12 @@ def held_out_turns(
         *(() if owner is None else (owner.condition(),)),
     )
     found: list[JudgedTurn] = []
-    contrary = {} if any_taste else lessons.last_contrary_turns(conn)
-    untold = {} if any_taste else lessons.first_words_of_practice(conn, version)
+    changes = NO_CHANGES if any_taste else read_taste_changes(conn, version, ancestors(version))
     for turn in conn.execute(query.order_by(t.turns.c.seq.desc()).limit(2 * limit)).scalars():
         with contextlib.suppress(DamagedRow):
             item = load_judged_turns(conn, [turn])[0]
             reply = item.exchange.reply
-            person = item.exchange.request.scope, item.exchange.request.agent
-            if is_signal(item.verdict.judge) or item.exchange.seq <= max(
-                contrary.get(person, 0), untold.get(person, 0)
-            ):
+            if is_signal(item.verdict.judge) or changes.is_outdated(item.exchange):
                 continue
             if item.verdict.score and reply is not None and len(reply.response_ids):
                 found.append(item)
