@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,6 +18,7 @@ from request_loop import ForeignRefusal, content_digest, page_of_tasks, serve_re
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 DEFAULT_SEEDS = 8
 HTTP_SECONDS = 30.0
+CLOSE_SECONDS = 2.0
 MAX_OBSERVATION = 6000  # characters that the policy sees
 INVALID_ACTION = "(code: VALIDATION_ERROR)"
 """Part of the client's error for an action that does not fit the schema, which is the policy's fault."""
@@ -90,18 +92,31 @@ def write_observation(observation: Mapping[str, Any]) -> str:
     return (values[0] if len(values) == 1 and isinstance(values[0], str) else json.dumps(said))[:MAX_OBSERVATION]
 
 
+@contextlib.asynccontextmanager
+async def open_client(url: str) -> AsyncIterator[Any]:
+    """Connect to a server, and leave it within a short time, also if it hangs: the library waits 10 s for it."""
+    from openenv.core.generic_client import GenericEnvClient
+
+    client = GenericEnvClient(url)
+    await client.connect()
+    try:
+        yield client
+    finally:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await client.close()
+
+
 async def play_task(asked: dict[str, Any]) -> dict[str, Any]:
     """Play an episode: observation, reply, action, until the server says that it is done or a limit is reached.
 
     Raises `ForeignRefusal` if the limit is reached while the server works, which is not the policy's fault.
     """
-    from openenv.core.generic_client import GenericEnvClient
-
     schema = await asyncio.to_thread(read_schema, asked["data"]["url"])
     steps: list[dict[str, Any]] = []
     reason, is_asking = "the episode ended", False
     try:
-        async with asyncio.timeout(asked["seconds"]), GenericEnvClient(asked["data"]["url"]) as client:
+        async with asyncio.timeout(asked["seconds"]), open_client(asked["data"]["url"]) as client:
             result = await client.reset(seed=asked["data"]["seed"])
             messages = [{"role": "system", "content": write_system(schema)}]
             messages.append({"role": "user", "content": write_observation(result.observation)})
@@ -135,9 +150,7 @@ async def play_task(asked: dict[str, Any]) -> dict[str, Any]:
 
 async def check_task(asked: dict[str, Any]) -> dict[str, Any]:
     """Reset the server with the task's seed, and read its state. A server has no answer to replay."""
-    from openenv.core.generic_client import GenericEnvClient
-
-    async with asyncio.timeout(asked["seconds"]), GenericEnvClient(asked["data"]["url"]) as client:
+    async with asyncio.timeout(asked["seconds"]), open_client(asked["data"]["url"]) as client:
         result = await client.reset(seed=asked["data"]["seed"])
         await client.state()
     nop = float(result.reward or 0.0)

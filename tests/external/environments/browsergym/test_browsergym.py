@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -37,6 +38,14 @@ def test_the_web_tasks_are_fit_and_played(command: LibraryCommand, tmp_path: Pat
     assert reasons <= {"its limit of replies", "its context was too long"}, "the starter's context is small"
     command.assert_captured("web", steps=None)
     command.assert_nothing_left()
+
+
+def test_a_folder_may_have_any_files(command: LibraryCommand, tmp_path: Path) -> None:
+    folder = shutil.copytree(next(file.parent for file in Path(WEB).glob("*/task.json")), tmp_path / "task")
+    (folder / "logo.png").write_bytes(b"\x89PNG\xff")
+    (folder / "LICENSE").write_text("free")
+    refused = command.run("run", f"browsergym:{folder}")
+    assert "1 of 1 tasks were not checked on this machine: task" in refused.stderr, refused.stderr
 
 
 def test_miniwob_has_seeds_and_no_oracle(command: LibraryCommand, miniwob: tuple[str, int]) -> None:

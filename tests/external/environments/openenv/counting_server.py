@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from typing import Any
 
 import uvicorn
@@ -31,8 +32,10 @@ class SayEnvironment(Environment):  # type: ignore[misc]
 
     def step(self, action: SayAction, timeout_s: float | None = None, **_: Any) -> SayObservation:
         self.said += 1
-        if len(sys.argv) > 2 and self.said > 1:
+        if "dies" in sys.argv and self.said > 1:
             os._exit(3)
+        if "hangs" in sys.argv and self.said > 1:
+            time.sleep(60)
         return SayObservation(text="Go on.", reward=0.25, done=self.said == 3)
 
     @property

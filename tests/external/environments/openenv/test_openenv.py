@@ -68,6 +68,16 @@ def test_a_server_that_dies_is_void(command: LibraryCommand) -> None:
     command.assert_nothing_left()
 
 
+def test_a_server_that_hangs_is_void(command: LibraryCommand) -> None:
+    with serving("hangs") as source:
+        limits = ("--group", "2", "--unchecked", "--limit-seconds", "20")
+        done = command.run("run", f"{source}?seeds=1", "--run", "hung", *limits)
+    assert done.returncode == 1
+    found = {(episode.outcome, episode.reason) for episode in command.episodes("hung")}
+    reason = "the process of the environment failed: the server did not answer within the limit of 20 s"
+    assert found == {("void", reason)}
+
+
 def test_a_killed_runner_leaves_nothing(command: LibraryCommand) -> None:
     with serving() as source:
         options = ("--group", "64", "--parallel", "2", "--unchecked", *LIMITS)
