@@ -9,6 +9,7 @@ import pytest
 
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.settings.load import Config, from_flat
+from openclaw_rl.store import heartbeats
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage.policy_names import read_owner
 from openclaw_rl.supervisor.policy_owner import set_owner, with_stored_owner
@@ -45,3 +46,16 @@ def test_a_system_that_starts_with_another_value_sets_it_and_says_so(
         "policy.per was agent on this home, and is all from now on"
     ]
     assert with_stored_owner(settings(tmp_path)).policy.per == "all"
+
+
+def test_it_is_not_changed_while_a_trainer_works_with_the_earlier_value(tmp_path: Path) -> None:
+    set_owner(settings(tmp_path, policy__per="agent"))
+    with Store.open(tmp_path / "store.db") as store:
+        heartbeats.write_heartbeat(store, "train")
+        with pytest.raises(ConfigError, match="is all, but it is agent in the train worker that runs on this home"):
+            set_owner(settings(tmp_path))
+        set_owner(settings(tmp_path, policy__per="agent"))
+        heartbeats.write_heartbeat(store, "train", pid=2**22 + 1)  # no process has this id: it was killed
+        set_owner(settings(tmp_path))
+        with store.read() as conn:
+            assert read_owner(conn) == "all"

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
+from typing import Any
 
 from tests.system.test_damaged_weights import SETTINGS, rows, teach, trained_turns
 from tests.system.test_parked import readiness, wait_for
 from tests.system.test_words import run
 
+from openclaw_rl.settings.load import Config
+from openclaw_rl.store.db import Store
+from openclaw_rl.store.lineage import policies
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, post_json, scratch_config
 
 VERSIONS = 5
@@ -55,3 +59,51 @@ def test_undo_while_the_system_runs(tmp_path: Path) -> None:
     assert here.returncode == 0, here.stderr
     assert f"is version {VERSIONS + 6}: 3 of 3 batches were trained on again" in here.stdout
     assert trained_turns(config) == sorted(turns[2:])
+
+
+def test_undo_of_a_turn_of_one_agent(tmp_path: Path) -> None:
+    """Only the system is given `policy.per`; `undo` and `status` find it in the home, also while nothing runs."""
+    config = scratch_config(tmp_path / "home", SETTINGS | {"policy.per": "agent", "gate.kind": "numbers"})
+    home = ("--home", str(config.home_dir))
+    turns: dict[str, list[str]] = {"ann": [], "bob": []}
+    with SubprocessSystem(config) as system:
+        for number in range(3):
+            for agent, own in turns.items():
+                own.append(teach_agent(system, agent, number))
+            wait_for(lambda: len(rows(config)) == 1 + sum(map(len, turns.values())))
+        heads = read_status(home)["heads"]
+        undone = run("undo", *home, "--turn", turns["ann"][0], "--yes", timeout=180)
+        assert undone.returncode == 0, undone.stderr
+        assert "agent:ann: 1 turn taken out; versions trained on them: " in undone.stdout
+        assert "2 batches of 2 turns trained on again" in undone.stdout
+        assert "2 of 2 batches were trained on again" in undone.stdout
+        after = read_status(home)["heads"]
+        assert after["agent:bob"] == heads["agent:bob"]
+        assert after["agent:ann"] > max(heads.values())
+        assert versions_of(config, after["agent:ann"]) == turns["ann"][1:]
+    here = run("undo", *home, "--turn", turns["bob"][1], "--yes", "--now", timeout=180)
+    assert here.returncode == 0, here.stderr
+    assert "1 of 1 batches were trained on again" in here.stdout
+    assert versions_of(config, read_status(home)["heads"]["agent:bob"]) == [turns["bob"][0], turns["bob"][2]]
+    refused = run("undo", *home, "--set", "policy.per=user", "--turn", turns["bob"][0], "--yes")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "policy.per is user, but the system on this home was last started with agent" in refused.stderr
+
+
+def teach_agent(system: SubprocessSystem, agent: str, number: int) -> str:
+    body = {"model": "openclaw", "messages": [{"role": "user", "content": f"What is {number} plus 3?"}]}
+    reply = post_json(system, "/v1/chat/completions", body, {"X-Agent-Id": agent})
+    post_json(system, "/v1/feedback", {"id": reply["id"], "score": 1 if number % 2 else -1})
+    return str(reply["id"])
+
+
+def read_status(home: tuple[str, ...]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(run("status", *home, "--json").stdout)
+    return found
+
+
+def versions_of(config: Config, head: int) -> list[str]:
+    """The turns that a version and its ancestors were trained on, oldest first."""
+    with Store.open(config.store_path, create=False) as store, store.read() as conn:
+        line = policies.lineage(conn, head)
+        return [use.turn for version in reversed(line) for use in policies.uses_of_version(conn, version)]

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import logging
+import time
 
+from sqlalchemy import Connection
+
+from openclaw_rl.common.process_guard import process_exists
+from openclaw_rl.errors import ConfigError
 from openclaw_rl.settings.load import Config, with_policy_owner
+from openclaw_rl.store import heartbeats
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policy_names
 
@@ -12,13 +18,23 @@ log = logging.getLogger("openclaw_rl.run")
 
 
 def set_owner(config: Config) -> None:
-    """Store `policy.per` of a system that starts, for other commands on the home. Call it with the home locked."""
+    """Store `policy.per` of a system that starts, for other commands on the home. Call it with the home locked.
+
+    Raises `ConfigError` if a judge or a trainer that another command started runs with another value.
+    """
     per = config.policy.per
     with Store.open(config.store_path) as store, store.write() as conn:
         before = policy_names.read_owner(conn)
+        if before not in (None, per):
+            _refuse_while_others_run(conn, f"policy.per is {per}, but it is {before}")
+            log.warning("policy.per was %s on this home, and is %s from now on", before, per)
         policy_names.record_owner(conn, per)
-    if before not in (None, per):
-        log.warning("policy.per was %s on this home, and is %s from now on", before, per)
+
+
+def _refuse_while_others_run(conn: Connection, words: str) -> None:
+    for beat in heartbeats.read_heartbeats(conn):
+        if beat.name in ("judge", "train") and beat.is_alive(time.time()) and process_exists(beat.pid):
+            raise ConfigError(f"{words} in the {beat.name} worker that runs on this home. Stop `{beat.name}` first")
 
 
 def with_stored_owner(config: Config) -> Config:
