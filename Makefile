@@ -222,7 +222,6 @@ bench: $(STAMP)  ## gateway and trainer against their peers, token gaps while sw
 	$(BIN)/python -m benchmarks.practice_load
 	$(BIN)/python -m benchmarks.own_policies
 	$(BIN)/python benchmarks/openclaw_session.py
-	$(BIN)/python -m benchmarks.tool_episodes
 	$(BIN)/python benchmarks/trainer.py
 	$(BIN)/python benchmarks/garbage.py
 	$(BIN)/python benchmarks/adversarial_messages.py
@@ -230,6 +229,7 @@ bench: $(STAMP)  ## gateway and trainer against their peers, token gaps while sw
 	$(BIN)/python benchmarks/data.py
 	$(BIN)/python benchmarks/cli_start.py
 	$(BIN)/python benchmarks/sandbox.py
+	$(BIN)/python -m benchmarks.tool_episodes
 
 # Where results go: `make gpu-check OUT=folder`. With a GPU, the environment is made by `make env TORCH=torch`.
 OUT ?= benchmarks/results
