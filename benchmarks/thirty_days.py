@@ -167,7 +167,10 @@ def read_days(given: argparse.Namespace, run: MonthRun) -> list[Day]:
 def run_all(given: argparse.Namespace, console: Console) -> list[Month]:
     """Run what is not complete yet, each in a process of its own, and show how many days have passed."""
     runs = [
-        MonthRun(arm=arm, seed=seed, tastes=drift) for seed in given.seeds for drift in given.drifts for arm in ARMS
+        MonthRun(arm=arm, seed=seed, tastes=drift)
+        for seed in given.seeds
+        for drift in given.drifts
+        for arm in given.arms
     ]
     left = [run for run in runs if len(read_days(given, run)) < given.days]
     progress = Progress(
@@ -201,6 +204,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument(
         "--drifts", nargs="+", type=drift_argument, metavar="TASTE:TASTE", default=[drift_argument(d) for d in DRIFTS]
     )
+    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS), help="with and without the gate")
     parser.add_argument("--days", type=bounded_int(LAST_DAYS), default=DAYS)
     parser.add_argument("--turns", type=bounded_int(1), default=TURNS, help="of a day, at least")
     parser.add_argument("--parallel", type=bounded_int(1, 2), default=1, help="runs at once, each a process")
@@ -216,7 +220,7 @@ def main() -> None:
         months = run_all(given, console)
         console.print(thirty_days_report.summary_table(months), markup=False, soft_wrap=True)
         if given.doc is not None:
-            thirty_days_report.write_page(given.doc, months)
+            thirty_days_report.write_page(given.doc, months, given.sets)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,14 +90,23 @@ def conclusion(months: Sequence[Month]) -> str:
 
 
 def day_table(pair: Sequence[Month]) -> str:
-    """Return the days of one seed and drift, with and without the gate. A day below the untrained policy is bold."""
+    """Return the days of one seed and drift, with and without the gate. A day below the untrained policy is bold.
+
+    An arm that was not measured has dashes.
+    """
     header = ("day", "subject", "second taste", "untrained", "with the gate", "rejected", "rolled back", "without")
     rows = []
-    by_arm = {month.arm: month for month in pair}
-    for one, other in zip(by_arm["with"].days, by_arm["without"].days, strict=True):
-        shares = f"{one.untrained:.2f}", _share(one), one.rejected, one.rolled_back, _share(other)
-        rows.append((one.number, one.subject.replace("_", " "), f"{one.drift:.0%}", *shares))
+    by_arm = {month.arm: month.days for month in pair}
+    for place, day in enumerate(pair[0].days):
+        gated = (_share(one), one.rejected, one.rolled_back) if (one := _day(by_arm, "with", place)) else ("-",) * 3
+        plain = _share(one) if (one := _day(by_arm, "without", place)) else "-"
+        subject = day.subject.replace("_", " ")
+        rows.append((day.number, subject, f"{day.drift:.0%}", f"{day.untrained:.2f}", *gated, plain))
     return markdown_table(header, rows)
+
+
+def _day(by_arm: Mapping[str, Sequence[Day]], arm: str, place: int) -> Day | None:
+    return by_arm[arm][place] if arm in by_arm else None
 
 
 def _share(day: Day) -> str:
@@ -128,6 +137,8 @@ def _draw_panel(axis: Any, drift: str, months: Sequence[Month]) -> None:
     )
     for arm, colour in _COLOURS.items():
         lines = [[day.satisfied for day in month.days] for month in months if month.arm == arm]
+        if not lines:
+            continue
         for line in lines:
             axis.plot(numbers, line, color=colour, linewidth=0.6, alpha=0.5)
         mean = [statistics.fmean(day) for day in zip(*lines, strict=True)]
@@ -137,16 +148,21 @@ def _draw_panel(axis: Any, drift: str, months: Sequence[Month]) -> None:
     axis.spines[["top", "right"]].set_visible(False)
 
 
-def write_page(page: Path, months: Sequence[Month]) -> None:
-    """Replace the result on the page, and its picture in `images/` beside it."""
+def write_page(page: Path, months: Sequence[Month], sets: Sequence[str] = ()) -> None:
+    """Replace the result on the page, and its picture in `images/` beside it.
+
+    `sets`: further settings, as KEY=VALUE.
+    """
     picture = page.parent / "images" / f"{page.stem}.png"
     plot_months(picture, months)
     minutes = sum(month.days[-1].minutes for month in months)
     seeds = sorted({month.seed for month in months})
     facts = (
         f"{len(months)} runs of {len(months[0].days)} days, seeds {', '.join(map(str, seeds))}; {minutes:.0f} minutes "
-        "in all, one run at a time."
+        "in all, one run at a time on one core."
     )
+    if sets:
+        facts += f" Settings: {', '.join(f'`{text}`' for text in sets)}."
     image = f"![Satisfaction by day](images/{picture.name})"
     pairs = dict.fromkeys((month.drift, month.seed) for month in months)
     tables = [

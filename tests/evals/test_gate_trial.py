@@ -84,6 +84,9 @@ def test_the_page_of_thirty_days_says_which_days_are_below(tmp_path: Path) -> No
     assert "| short to long | 1 | with | 1 (1) | 0.80 | 0.90 | 2 | 1 |" in text
     assert "| 1 | sum | 0% | 0.40 | **0.30** | 2 | 1 | 0.50 |" in text
     assert (tmp_path / "images" / "page.png").read_bytes().startswith(b"\x89PNG")
+    thirty_days_report.write_page(page, months[:1], ["gate.budget=0"])
+    assert "| 1 | sum | 0% | 0.40 | **0.30** | 2 | 1 | - |" in page.read_text()
+    assert "Settings: `gate.budget=0`." in page.read_text()
     assert drift_argument("short:long") == ("short", "long")
 
 
