@@ -78,6 +78,10 @@ def _endpoint_keys(section: str) -> tuple[str, ...]:
     return tuple(f"{section}.{key}" for key in ("timeout", "retries", "temperature", "max_tokens"))
 
 
+def _uses_tinker(config: Config) -> bool:
+    return config.engine.backend == "tinker" or config.train.trainer == "tinker"
+
+
 _LORA = tuple(f"train.lora.{key}" for key in ("rank", "alpha", "dropout", "targets"))
 _DISTILL = tuple(f"train.distill.{key}" for key in ("opd_clip", "topk", "divergence", "ratio_clip", "hint_choice"))
 _PRACTICE = tuple(f"practice.{key}" for key in ("replies", "teacher_share", "max_divergence", "step_limit", "hours"))
@@ -125,10 +129,17 @@ _RULES = (
     ),
     UnusedRule(
         keys=("engine.gpus", "engine.max_batch"),
-        used=lambda config: config.engine.url is None,
+        used=lambda config: config.engine.url is None and config.engine.backend != "tinker",
         needs="an engine that is started here",
         decided_by="engine.url",
     ),
+    UnusedRule(
+        keys=tuple(f"tinker.{key}" for key in ("url", "api_key", "project_id", "model", "timeout", "connect_timeout")),
+        used=_uses_tinker,
+        needs="engine.backend tinker or train.trainer tinker",
+        decided_by="engine.backend",
+    ),
+    _only_with("train.trainer", ("tinker",), "tinker.reduction", "tinker.budget_tokens"),
     _only_with("engine.backend", ("embedded",), "engine.prefill_chunk", "engine.prefix_cache_tokens", "engine.threads"),
     _only_with("train.finetune", ("lora",), *_LORA, "train.checkpoint.keep_days"),
     _only_with("train.trainer", ("local",), *_OF_LOCAL_TRAINER),

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from openclaw_rl.common.linear_regex import LinearPattern, PatternError
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.methods.registry import make_method
-from openclaw_rl.settings.schema import Config, ServeConfig
+from openclaw_rl.settings.schema import Config, EngineConfig, ServeConfig
 from openclaw_rl.settings.schema_judge import EndpointConfig
 from openclaw_rl.settings.schema_train import TrainConfig
 
@@ -65,6 +65,7 @@ def _check_home_paths(config: Config) -> None:
 def validate(config: Config) -> None:
     """Raise `ConfigError` for invalid combinations of settings."""
     _check_url("engine.url", config.engine.url)
+    _check_url("tinker.url", config.tinker.url)
     _check_url("judge.base_url", config.judge.base_url)
     _check_url("teacher.base_url", config.teacher.base_url)
     _check_patterns("collect.side_patterns", config.collect.side_patterns)
@@ -76,17 +77,33 @@ def validate(config: Config) -> None:
     _check_trainer(config)
     _check_plugins(config)
     _check_judge(config)
-    if config.engine.backend == "embedded" and (
-        config.engine.url or config.engine.logprob_convention not in (None, "scaled")
-    ):
+    _check_engine(config.engine)
+    _check_tinker(config)
+    _check_key(config.serve)
+    _check_policies(config)
+
+
+def _check_engine(engine: EngineConfig) -> None:
+    if engine.backend == "embedded" and (engine.url or engine.logprob_convention not in (None, "scaled")):
         raise ConfigError(
             "engine.url and engine.logprob_convention are for a server; the embedded engine takes neither. Unset it,"
             " or set engine.backend (--backend vllm)"
         )
-    if config.engine.backend == "openai" and not config.engine.url:
+    if engine.backend == "tinker" and (engine.url or engine.logprob_convention not in (None, "raw")):
+        raise ConfigError(
+            "engine.url and engine.logprob_convention are for a server of your own; for engine.backend tinker, the "
+            "address is tinker.url (TINKER_ENDPOINT), and log-probabilities are raw. Unset it"
+        )
+    if engine.backend == "openai" and not engine.url:
         raise ConfigError("engine.backend is openai: engine.url is needed too, e.g. http://127.0.0.1:8001/v1")
-    _check_key(config.serve)
-    _check_policies(config)
+
+
+def _check_tinker(config: Config) -> None:
+    if config.train.trainer == "tinker":
+        raise ConfigError(
+            "train.trainer tinker is not part of this version: Tinker serves (engine.backend tinker), "
+            "and it trains no version yet. Set train.trainer to local, or run `openclaw-rl serve`"
+        )
 
 
 def _check_trainer(config: Config) -> None:
@@ -135,10 +152,10 @@ def _check_judge(config: Config) -> None:
             "judge.kind is llm: judge.model and judge.base_url are needed too (an OpenAI-compatible endpoint), or "
             "judge.path"
         )
-    if judge.kind == "llm" and judge.path and config.engine.backend == "openai":
+    if judge.kind == "llm" and judge.path and config.engine.backend in ("openai", "tinker"):
         raise ConfigError(
             "judge.path: a model of the judge's own needs an engine that is started here, and engine.backend is "
-            "openai. Give judge.base_url and judge.model instead"
+            f"{config.engine.backend}. Give judge.base_url and judge.model instead"
         )
     if teacher.base_url and teacher.when != "never" and not teacher.model:
         raise ConfigError("teacher.base_url is set: teacher.model is needed too. teacher.when=never turns it off.")

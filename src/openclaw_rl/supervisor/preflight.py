@@ -44,7 +44,7 @@ def _check_models(config: Config, workers: Sequence[str]) -> None:
     if {"gateway", "train", "data"} & set(workers):
         check_model_text(files)
     loaded_here = "train" in workers or ("engine" in workers and engine.backend == "embedded")
-    if loaded_here or ("engine" in workers and engine.url is None and engine.backend != "openai"):
+    if loaded_here or ("engine" in workers and engine.url is None and engine.backend not in ("openai", "tinker")):
         check_model_weights(files, loaded_here=loaded_here)
     if local_model.ENGINE_PROCESS in workers:
         judge = local_model.model_files(config)
