@@ -29,7 +29,7 @@ def settings(home: Path, **more: object) -> Config:
 def test_without_a_yes_nothing_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = settings(tmp_path)
     for _ in range(2):
-        with pytest.raises(ConfigError, match="before you agree. Say --yes"):
+        with pytest.raises(ConfigError, match="before you agree"):
             require_consent(config, SERVE, yes=False)
     said = capsys.readouterr().err
     assert "(http://one:1) gets" in said

@@ -99,11 +99,35 @@ def _check_engine(engine: EngineConfig) -> None:
 
 
 def _check_tinker(config: Config) -> None:
-    if config.train.trainer == "tinker":
-        raise ConfigError(
-            "train.trainer tinker is not part of this version: Tinker serves (engine.backend tinker), "
-            "and it trains no version yet. Set train.trainer to local, or run `openclaw-rl serve`"
-        )
+    """Raise `ConfigError` for what training at Tinker cannot do."""
+    train = config.train
+    if train.trainer != "tinker":
+        return
+    for wrong, words in (
+        (
+            config.engine.backend != "tinker",
+            f"engine.backend is {config.engine.backend}: the weights stay at the service. Set engine.backend to tinker",
+        ),
+        (
+            make_method(train).topk_size > 0,
+            f"train.method {train.method}, train.distill.target {train.distill.target} and hint_choice "
+            f"{train.distill.hint_choice or 'mixture'} need top log-probabilities, which it does not return. Set "
+            "train.method to binary, opd or combine, with train.distill.target token",
+        ),
+        (config.gate.kind == "probes", "gate.kind probes scores versions again and again. Set gate.kind to numbers"),
+        (train.finetune == "full", "it trains adapters. Set train.finetune to lora"),
+        (train.batch.epochs > 1, "it takes one step a batch. Set train.batch.epochs to 1"),
+        (train.distill.teacher == "ema", "the teacher is its base. Set train.distill.teacher to base"),
+        (train.distill.teacher_temperature != 1, "it scores at temperature 1. Leave train.distill.teacher_temperature"),
+        (train.loss.path is not None, "a loss of your own runs in the local trainer. Leave out train.loss.path"),
+        (train.ranks * train.launch.nodes > 1, "it has no ranks here. Leave out train.ranks and train.launch.nodes"),
+        (
+            train.checkpoint.save_dir is not None or train.checkpoint.resume is not None,
+            "checkpoints are at the service. Leave out train.checkpoint.save_dir and train.checkpoint.resume",
+        ),
+    ):
+        if wrong:
+            raise ConfigError(f"train.trainer is tinker: {words}")
 
 
 def _check_trainer(config: Config) -> None:

@@ -9,8 +9,8 @@ EVENT = "consent.tinker"
 SDK_ADDRESS = "the address of the SDK"
 _SENT = {
     "serve": "to answer: the tokens of every prompt (system text, conversation, tools, lessons) and of every reply",
-    "train": "to train: the tokens of the turns that it trains on, also under prompts with the hints of the judge, with "
-    "a number for each token",
+    "train": "to train: the tokens of the turns that it trains on, also under prompts with the hints of the judge, "
+    "with a number for each token",
 }
 
 

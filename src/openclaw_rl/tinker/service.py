@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -111,7 +111,7 @@ class TinkerService:
         started: Future[Any] = sampler.compute_logprobs(self.model_input(ids))
         return started
 
-    def model_input(self, ids: Sequence[int]) -> Any:
+    def model_input(self, ids: Iterable[int]) -> Any:
         """Return token ids in the SDK's form."""
         return self.sdk.ModelInput.from_ints([int(token) for token in ids])
 

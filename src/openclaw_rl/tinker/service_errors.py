@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from typing import Literal
 
 _RETRYABLE = frozenset({408, 409, 429})
+_KEY = re.compile(r"api[_ ]key", re.IGNORECASE)
 _RANK = re.compile(r"\brank\b", re.IGNORECASE)
 _CONTEXT = re.compile(r"context|too (many tokens|long)|max(imum)?[ _](seq|length)", re.IGNORECASE)
 _MODEL = re.compile(r"base[ _]?model|model .*not (found|supported)|unsupported model", re.IGNORECASE)
@@ -17,7 +19,7 @@ def describe_error(error: BaseException, *, url: str | None, model: str) -> str:
     where = f"the Tinker service at {url}" if url else "the Tinker service"
     said = " ".join(str(error).split())[:MAX_CHARS] or type(error).__name__
     status = getattr(error, "status_code", None)
-    if status in (401, 403) or re.search("api[_ ]key", said, re.IGNORECASE):
+    if status in (401, 403) or _KEY.search(said):
         return f"{where} refused the key ({said}). Set TINKER_API_KEY (tinker.api_key) to a key of this service"
     if status == 402:
         return f"{where} refused for billing ({said}). See to the account of this key"
@@ -32,6 +34,14 @@ def describe_error(error: BaseException, *, url: str | None, model: str) -> str:
     if _MODEL.search(said):
         return missing_model(model, (), url=url) + f" ({said})"
     return f"{where} failed ({said})"
+
+
+def classify_error(error: BaseException) -> Literal["absent", "too_long", "failed"]:
+    """Return what failed: the service or the account, for a while or until something is set; a long sequence; else."""
+    said, status = str(error), getattr(error, "status_code", None)
+    if is_transient(error) or status in (401, 402, 403, 404) or _KEY.search(said) or _RANK.search(said):
+        return "absent"
+    return "too_long" if _CONTEXT.search(said) else "failed"
 
 
 def is_unreachable(error: BaseException) -> bool:

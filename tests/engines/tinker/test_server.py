@@ -92,7 +92,7 @@ def test_what_the_service_has_not_is_refused_in_one_line(
             await collect(engine, call(**asked))
         with pytest.raises(GrammarError, match="no structured output"):
             await collect(engine, call(grammar="start: /a/"))
-        with pytest.raises(EngineError, match="temperature 1, not 0.7"):
+        with pytest.raises(EngineError, match="temperature 1, not"):
             await engine.score(version=1, prompt_ids=PROMPT, response_ids=PROMPT, temperature=0.7)
         assert (await collect(engine, call())).finish == "length"
 
