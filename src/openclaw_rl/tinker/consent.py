@@ -1,4 +1,4 @@
-"""What leaves the machine when Tinker serves or trains, in words. Pure."""
+"""Texts and tokens that leave the machine when Tinker serves or trains, in words. Pure."""
 
 from __future__ import annotations
 

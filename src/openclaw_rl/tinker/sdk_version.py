@@ -23,7 +23,7 @@ def check_sdk() -> None:
 
 
 def version_problem(found: str | None) -> str | None:
-    """Return what is wrong with an installed version, or None. `found`: None if there is none."""
+    """Return what is wrong with an installed version, or None. `found`: None if it is missing."""
     if found is None:
         return "Tinker needs its SDK, the package tinker, which is not installed here"
     numbers = tuple(int(part) for part in re.findall(r"\d+", found)[:3])

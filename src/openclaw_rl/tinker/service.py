@@ -46,7 +46,7 @@ class TinkerService:
     def open_session(self) -> Any:
         """Return the SDK's service client; connect first if necessary. Raises `EngineGone`, `EngineError`.
 
-        A service that cannot be reached is reported after `tinker.connect_timeout`; the attempt goes on meanwhile.
+        A service that cannot be reached is reported after `tinker.connect_timeout`; the attempt continues meanwhile.
         """
         with self._lock:
             if self._client is not None:

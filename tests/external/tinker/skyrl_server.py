@@ -36,7 +36,7 @@ sys.exit(child.wait())
 class SkyrlServer:
     """Starts on entry, and can be killed and started again on the same folder and port."""
 
-    def __init__(self, folder: Path, model: Path, *, adapters: int = 6) -> None:
+    def __init__(self, folder: Path, model: Path, *, adapters: int = 12) -> None:
         self.folder, self.model, self._adapters = folder, model, adapters
         self.port = free_port()
         self.log = folder / "server.log"

@@ -1,4 +1,4 @@
-"""What the Tinker service can do with a call, and what its answers must be. Pure. Shapes: R tokens of a reply."""
+"""Checks of calls that the Tinker service can answer, and of its answers. Pure. Shapes: R tokens of a reply."""
 
 from __future__ import annotations
 

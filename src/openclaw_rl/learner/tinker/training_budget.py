@@ -26,7 +26,9 @@ class TrainingBudget:
         try:
             return int(json.loads(self._file.read_text(encoding="utf-8"))["training_tokens"])
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ModelError(f"{self._file} cannot be read ({error}). Correct it, or remove it to count anew") from None
+            raise ModelError(
+                f"{self._file} cannot be read ({error}). Correct it, or remove it to count from zero"
+            ) from None
 
     def begin_step(self) -> None:
         """Start to count a step. Raises `TrainerAbsent` if the budget is used up."""
