@@ -12,6 +12,7 @@ from tests.learner.tinker.training_sdk import MODEL, TrainingSdk
 
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.gates.metric_gates import metrics_are_finite
+from openclaw_rl.learner.tinker import training_session
 from openclaw_rl.learner.tinker.trainer import TinkerTrainer
 from openclaw_rl.methods.registry import make_method
 from openclaw_rl.practice.make_practice import no_practice_reason
@@ -76,7 +77,10 @@ class TinkerWorld:
 
 
 @pytest.fixture
-def make_world(store: Store, builder: SampleBuilder, tmp_path: Path) -> Iterator[Callable[..., TinkerWorld]]:
+def make_world(
+    store: Store, builder: SampleBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., TinkerWorld]]:
+    monkeypatch.setattr(training_session, "RETRY_SECONDS", 0.0)
     made: list[TinkerWorld] = []
 
     def make(**more: Any) -> TinkerWorld:

@@ -81,7 +81,7 @@ class TinkerService:
     def _ask_capabilities(self) -> tuple[Any, Any]:
         self.sdk = self._load_sdk()
         given = {"base_url": self._config.url, "api_key": self._config.api_key, "project_id": self._config.project_id}
-        client = self.sdk.ServiceClient(**{name: value for name, value in given.items() if value is not None})
+        client = self.sdk.ServiceClient(**{name: value for name, value in given.items() if value})
         return client, client.get_server_capabilities()
 
     def _check_model(self, capabilities: Any) -> None:

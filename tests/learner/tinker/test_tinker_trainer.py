@@ -17,6 +17,7 @@ from openclaw_rl.common.policy_digest import TINKER_FILE, digest_of_folder
 from openclaw_rl.errors import ModelError, TooLarge, TrainerAbsent
 from openclaw_rl.learner.loss.distillation import term_slices
 from openclaw_rl.learner.loss.policy_loss import make_loss_config, micro_batch_loss
+from openclaw_rl.learner.tinker import training_session
 from openclaw_rl.learner.tinker.trainer import TinkerTrainer
 from openclaw_rl.methods.registry import make_method
 from openclaw_rl.methods.types import BatchLogprobs, Sample, StepResult
@@ -74,7 +75,9 @@ Make = Callable[..., TinkerTrainer]
 
 
 @pytest.fixture
-def make(sdk: TrainingSdk, tmp_path: Path) -> Make:
+def make(sdk: TrainingSdk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+    monkeypatch.setattr(training_session, "RETRY_SECONDS", 0.0)
+
     def one(**settings: Any) -> TinkerTrainer:
         config = from_flat(SETTINGS | {"home": str(tmp_path)} | settings)
         service = TinkerService(config, lambda: sdk)
@@ -286,6 +289,20 @@ def test_failures_blame_the_service_or_the_batch(
         take_step(trainer, tmp_path / "000001-a")
     assert type(caught.value) is expected
     assert "\n" not in str(caught.value)
+    assert take_step(trainer, tmp_path / "000001-b").folder is not None
+
+
+def test_a_service_that_failed_is_left_alone_for_a_while(
+    make: Make, sdk: TrainingSdk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make()
+    monkeypatch.setattr(training_session, "RETRY_SECONDS", 60.0)
+    sdk.fails["forward"] = StatusError(503, "overloaded")
+    for _ in range(3):
+        with pytest.raises(TrainerAbsent, match="overloaded"):
+            take_step(trainer, tmp_path / "000001-a")
+    assert len(sdk.models) == 1
+    monkeypatch.setattr(training_session, "RETRY_SECONDS", 0.0)
     assert take_step(trainer, tmp_path / "000001-b").folder is not None
 
 

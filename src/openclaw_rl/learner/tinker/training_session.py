@@ -6,6 +6,7 @@ tried again; `TooLarge` for a sequence that is too long; `ModelError` for anythi
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -21,6 +22,7 @@ from openclaw_rl.tinker.service_errors import classify_error
 from openclaw_rl.types import Logprobs
 
 T = TypeVar("T")
+RETRY_SECONDS = 10.0  # seconds between two attempts: each one makes a model at the service
 ADAM_EPS = 1e-8  # as torch's AdamW, which the local trainer uses
 
 
@@ -32,12 +34,16 @@ class TrainingSession:
         self._client: Any = None
         self._base: Any = None
         self._initial: str | None = None  # state of the adapter before its first step
+        self._failed: tuple[float, TrainerAbsent] | None = None  # when the service failed, and how
 
     def restore(self, state: str | None) -> None:
         """Make the service's model that of a checkpoint; None: the base with a new adapter.
 
-        Each step begins so: what an earlier step did there, whose answer may be lost, has no effect on it.
+        Each step begins so: what an earlier step did there, whose answer may be lost, has no effect on it. After a
+        failure of the service it is not asked for `RETRY_SECONDS`.
         """
+        if self._failed is not None and time.monotonic() - self._failed[0] < RETRY_SECONDS:
+            raise self._failed[1]
         if self._client is None:
             self._client = self._run_blocking(self._create_model)
             name = f"initial-{uuid.uuid4().hex[:12]}"
@@ -133,9 +139,12 @@ class TrainingSession:
     def _to_trainer_error(self, error: Exception, *, of_batch: bool) -> Exception:
         found = self._service.to_engine_error(error)
         kind = classify_error(error) if of_batch and not isinstance(error, EngineError) else "absent"
-        self.reset()  # gradients of a call without an answer may be there
-        return {"too_long": TooLarge, "failed": ModelError}.get(kind, TrainerAbsent)(str(found))
+        if kind == "absent":
+            return self._absent(found)
+        self.reset()
+        return (TooLarge if kind == "too_long" else ModelError)(str(found))
 
     def _absent(self, error: EngineError) -> TrainerAbsent:
-        self.reset()
-        return TrainerAbsent(str(error))
+        self.reset()  # gradients of a call without an answer may be there
+        self._failed = time.monotonic(), TrainerAbsent(str(error))
+        return self._failed[1]
