@@ -37,7 +37,7 @@ from openclaw_rl.tinker.version_file import TinkerVersion, encode_version, read_
 from openclaw_rl.types import Logprobs, PolicyRef
 
 MIN_STEP_SCALE = 2**-8  # smallest fraction of a step, as of the local trainer
-_GRADIENT_NORMS = ("grad_norm", "skyrl.ai/grad_norm", "gradient_norm", "grad_norm:mean")  # in the service's metrics
+_GRADIENT_NORMS = ("grad_norm", "skyrl.ai/grad_norm")  # names in the metrics of a step at the service
 
 
 class _Batch(NamedTuple):
