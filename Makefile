@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 export OMP_WAIT_POLICY ?= passive
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: gpu-check gpu-bench env demo demo-episodes demo-terminal demo-toolcall demo-gui learn learn-rate learn-protocol learn-days test test-system check explore fuzz faults bench starter clean test-openclaw test-clients test-engines test-qlora test-recipes test-ray test-gui test-envs test-boxes test-mcp test-env-libraries need-bwrap gate-trial
+.PHONY: gpu-check gpu-bench env demo demo-episodes demo-terminal demo-toolcall demo-gui learn learn-rate learn-protocol learn-days test test-system check explore fuzz faults bench starter clean test-openclaw test-clients test-engines test-qlora test-recipes test-ray test-gui test-envs test-boxes test-mcp test-env-libraries need-bwrap gate-trial test-tinker
 comma := ,
 $(STAMP): pyproject.toml
 	$(PYTHON) -c 'import sys; v=sys.version_info; sys.exit(0 if v >= (3, 11) else f"OpenClaw-RL needs Python 3.11 or newer; this is {v[0]}.{v[1]}. Try: make PYTHON=python3.11")'
@@ -169,6 +169,17 @@ need-bwrap: $(STAMP)
 test-boxes: need-bwrap  ## boxes for a model's commands: escapes, limits, what is left after kill -9; tasks in them (a minute)
 	$(BIN)/python -m pytest tests/sandbox tests/external/sandbox --need-sandbox -rs
 
+# SkyRL's open Tinker server, and the SDK that works with it, on top of .venv.
+TINKER_VENV := .tinker-venv
+$(TINKER_VENV)/.installed: $(STAMP)
+	$(call on_top,$(TINKER_VENV),tinker==0.24.1)
+	rm $@
+	$(TINKER_VENV)/bin/pip install -q "skyrl[tinker,jax]==0.3.0"
+	touch $@
+
+test-tinker: $(STAMP) $(TINKER_VENV)/.installed  ## Tinker as engine and trainer, at a real open server on the CPU (a quarter of an hour, 0.9 GB)
+	OMP_NUM_THREADS=1 $(TINKER_VENV)/bin/python -m pytest tests/external/tinker -o filterwarnings=default
+
 # MCP servers and the source `tools`: the official SDK in an environment of its own.
 MCP ?= mcp>=1.27,<3
 MCP_VENV := .mcp-venv
@@ -243,4 +254,4 @@ starter: $(STAMP)  ## train the shipped starter policy again, from nothing
 	$(BIN)/python -m benchmarks.build_starter --out src/openclaw_rl/assets/starter
 
 clean:
-	rm -rf $(VENV) .vllm-venv .bench-venv .clients-venv .ray-venv .gui-venv $(MCP_VENV) $(ENV_LIBRARIES:%=.%-venv) runs demo-out build
+	rm -rf $(VENV) .vllm-venv .bench-venv .clients-venv .ray-venv .gui-venv .tinker-venv $(MCP_VENV) $(ENV_LIBRARIES:%=.%-venv) runs demo-out build

@@ -24,8 +24,9 @@ MAY_IMPORT = {
     "plugins": BASE,
     "render": BASE,
     "collect": f"{BASE} store",
-    "engines": f"{BASE} protocols",
-    "learner": f"{BASE} protocols methods plugins",
+    "tinker": BASE,
+    "engines": f"{BASE} protocols tinker",
+    "learner": f"{BASE} protocols methods plugins tinker",
     "serve": f"{BASE} protocols store render engines",
     "judge": f"{BASE} protocols store render engines plugins",
     "gates": f"{BASE} methods store render judge",
@@ -44,15 +45,15 @@ MAY_IMPORT = {
     "evals": f"{BASE} protocols judge supervisor sandbox",
     "doctor": f"{BASE} store render engines train trajectories supervisor status rollouts sandbox",
     "cli": f"{BASE} store render plugins train trajectories supervisor status connect rollouts evals doctor "
-    "environments",
+    "environments tinker",
     "__main__": "cli",
 }
 """Folder or root module -> what it may import. The stages (serve, collect, judge, train) never import one another."""
 
 STAGES = ("serve", "collect", "judge", "train")
-HEAVY = frozenset({"torch", "llguidance", "transformers", "peft", "safetensors", "matplotlib", "openai"})
+HEAVY = frozenset({"torch", "llguidance", "transformers", "peft", "safetensors", "matplotlib", "openai", "tinker"})
 MAY_IMPORT_HEAVY = (
-    *("engines/embedded/", "learner/", "compat/", "evals/", "serve/dialects/openai_chat_options.py"),
+    *("engines/embedded/", "learner/", "tinker/", "compat/", "evals/", "serve/dialects/openai_chat_options.py"),
     "environments/foreign/",  # programs under other Pythons
 )
 MAX_LINES, MAX_FILES, MAX_ROOT_MODULES, MAX_ONE_WORD = 400, 20, 6, 0.45

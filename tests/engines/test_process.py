@@ -18,7 +18,7 @@ import pytest
 from tests.engines.contract_fixtures import BASE, closing
 
 from openclaw_rl.engines.embedded.client import EngineClient
-from openclaw_rl.engines.embedded.server import bind_socket
+from openclaw_rl.engines.socket_server import bind_socket
 from openclaw_rl.errors import EngineError, EngineGone
 from openclaw_rl.settings.load import Config
 from openclaw_rl.types import Chunk, Generation, PolicyRef, Sampling

@@ -62,6 +62,10 @@ VARIABLES: dict[str, tuple[str, dict[str, Any]]] = {
     "MASTER_PORT": ("6000", {"train.launch.master_port": 6000}),
     "PARALLEL_ENVS": ("16", {"rollout.parallel_envs": 16}),
     "MAX_STEPS": ("20", {"rollout.episode_steps": 20}),
+    "TINKER_API_KEY": ("tml-x", {"tinker.api_key": "tml-x"}),
+    "TINKER_ENDPOINT": ("http://tinker:8000", {"tinker.url": "http://tinker:8000"}),
+    "TINKER_BASE_URL": ("http://tinker:8000", {"tinker.url": "http://tinker:8000"}),
+    "TINKER_PROJECT_ID": ("mine", {"tinker.project_id": "mine"}),
     "TOOLS_CONFIG": ("tools.json", {"rollout.tools_config": "tools.json"}),
 }
 FLAGS: dict[str, tuple[str | None, dict[str, Any]]] = {
@@ -154,9 +158,6 @@ REFUSED = {
 }
 NOTICED: dict[str, tuple[Any, str]] = {
     "WANDB_API_KEY": ("x", "`track.to` wandb turns W&B on"),
-    "TINKER_API_KEY": ("x", "the local trainer is used"),
-    "TINKER_ENDPOINT": ("x", "the local trainer is used"),
-    "TINKER_PROJECT_ID": ("x", "the local trainer is used"),
     "FIREWORKS_API_KEY": ("x", "the local trainer is used"),
     "VALUE_CLIP": ("true", "it belongs to a critic"),
     "training.value_clip_ratio": (0.2, "it belongs to a critic"),
@@ -301,8 +302,7 @@ def test_a_wrong_value_is_an_error_that_names_it(given: dict[str, Any], words: s
 @pytest.mark.parametrize(
     ("given", "why", "instead"),
     [
-        ({"flags": {"engine.backend": "tinker"}}, "Tinker is not part of this version", "vllm or sglang"),
-        ({"sets": ["engine.backend=Tinker"]}, "Tinker is not part of this version", "vllm or sglang"),
+        ({"sets": ["engine.backend=Fireworks"]}, "Fireworks is not part of this version", "vllm or sglang"),
         ({"words": ["--backend", "fireworks"]}, "Fireworks is not part of this version", "embedded"),
         ({"flags": {"engine.backend": "slime"}}, "slime trains and does not serve", "embedded"),
         ({"flags": {"train.method": "grpo"}}, "several replies to one prompt", "Say binary"),

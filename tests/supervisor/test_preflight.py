@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from openclaw_rl.cli.main import cli
-from openclaw_rl.errors import ConfigError, PluginError
+from openclaw_rl.errors import ConfigError, OpenClawError, PluginError
 from openclaw_rl.settings.load import from_flat
 from openclaw_rl.supervisor.preflight import check_before_start, check_installation
 
@@ -116,3 +116,16 @@ def test_config_check_finds_them(tmp_path: Path) -> None:
         (tmp_path / "s.yaml").write_text(text)
         result = CliRunner().invoke(cli, ["config", "check", str(tmp_path / "s.yaml")])
         assert words in str(result.exception)
+
+
+def test_tinker_serves_only_what_it_trained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("openclaw_rl.tinker.sdk_version.metadata.version", lambda name: "0.24.1")
+    serves = {"home": str(tmp_path), "engine.backend": "tinker"}
+    config = from_flat(serves | {"tinker.api_key": "tml-x"})
+    check_before_start(config, ("engine", "gateway"))
+    with pytest.raises(ConfigError, match=r"Tinker serves only what it trained\. Set train.trainer to tinker"):
+        check_before_start(config, ALL)
+    trains = {"train.trainer": "tinker", "gate.kind": "numbers"}
+    check_before_start(from_flat(serves | {"tinker.api_key": "tml-x"} | trains), ALL)
+    with pytest.raises(OpenClawError, match="Set TINKER_API_KEY"):
+        check_before_start(from_flat(serves | trains), ("train",))

@@ -95,25 +95,29 @@ _WORKER_COMMANDS: Mapping[str, _WorkerCommand] = {
 
 def _add_worker_command(name: str, command: _WorkerCommand) -> None:
     @cli.command(name, cls=FlagCommand, shown=command.flags, help=command.summary)
+    @click.option("--yes", is_flag=True, help="Agree to what is sent to the Tinker service, if it is used.")
     @settings_options
     @_with_parent_option
-    def run_workers(**options: Any) -> None:
+    def run_workers(yes: bool, **options: Any) -> None:
         config = load_config(command=name, workers=command.workers, strict=True, **options)
-        _start_workers(config, command.workers)
+        _start_workers(config, command.workers, yes=yes)
 
 
 for _name, _command in _WORKER_COMMANDS.items():
     _add_worker_command(_name, _command)
 
 
-def _start_workers(config: Config, workers: Sequence[str]) -> None:
+def _start_workers(config: Config, workers: Sequence[str], *, yes: bool) -> None:
+    from openclaw_rl.cli.tinker_consent import require_consent
     from openclaw_rl.supervisor.preflight import check_before_start
-    from openclaw_rl.supervisor.supervisor import supervise, with_required_workers
+    from openclaw_rl.supervisor.supervisor import prepare_home, supervise, with_required_workers
     from openclaw_rl.train.resume import resolve_base
 
     config = resolve_base(config)
     workers = with_required_workers(config, workers)
     check_before_start(config, workers)
+    prepare_home(config)
+    require_consent(config, workers, yes=yes)
     if "gateway" in workers:  # the gateway's first line says where it listens, once it does
         echo(f"OpenClaw-RL {__version__}: {config.model.path} as {config.model.name!r}", err=True)
         echo(f"  home: {config.home_dir}", err=True)

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from openclaw_rl.common.terminal import TerminalConsole
 from openclaw_rl.doctor.sandbox import describe_sandbox
-from openclaw_rl.errors import OpenClawError
+from openclaw_rl.errors import ConfigError, OpenClawError
 from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.settings.load import Config
@@ -84,6 +84,7 @@ class Examination:
 
 def examine_pipeline(config: Config, *, console: TerminalConsole | None = None, wait: float = 120.0) -> bool:
     """Run all checks. Returns whether every check passes."""
+    _refuse_tinker(config)
     console = console or TerminalConsole()
     exam = Examination(console, wait)
     title = Text("openclaw-rl doctor", "bold")
@@ -102,8 +103,17 @@ def examine_engine(config: Config, *, console: TerminalConsole | None = None, wa
     """Check only the configured engine, on a temporary home. Returns whether every check passes."""
     from openclaw_rl.doctor import engine
 
+    _refuse_tinker(config)
     with tempfile.TemporaryDirectory(prefix="openclaw-rl-doctor-") as folder:
         return engine.run_checks(_scratch_config(config, Path(folder)), console=console, wait=wait)
+
+
+def _refuse_tinker(config: Config) -> None:
+    if config.engine.backend == "tinker":
+        raise ConfigError(
+            "the doctor does not check Tinker: it would send texts of its own there, and adapters that the service "
+            "does not load. Start `openclaw-rl serve`, and see `openclaw-rl status`"
+        )
 
 
 def examine_home(config: Config) -> bool:

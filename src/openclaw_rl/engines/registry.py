@@ -10,12 +10,16 @@ from openclaw_rl.engines.embedded.client import EngineClient
 from openclaw_rl.engines.remote import openai_compatible, server_process, sglang_launch, vllm, vllm_launch
 from openclaw_rl.engines.remote.engine import RemoteEngine
 from openclaw_rl.engines.remote.http_client import HEALTH_TIMEOUT, HttpClient
+from openclaw_rl.engines.tinker import launch as tinker_launch
 from openclaw_rl.settings.load import Config
+
+_OWN_PROTOCOL = ("embedded", "tinker")
+"""Engines in a process of ours, with the protocol of `engines/embedded/protocol.py` on the engine socket."""
 
 
 def connect_engine(config: Config, *, on_connect: OnConnect | None = None) -> EngineLink:
     """Return a client for the configured engine."""
-    if config.engine.backend == "embedded":
+    if config.engine.backend in _OWN_PROTOCOL:
         return EngineClient(config.engine_socket, on_connect=on_connect)
     link = _connect_remote(config, on_connect)
     link.max_silence = config.run.heartbeat_timeout
@@ -31,7 +35,7 @@ def _connect_remote(config: Config, on_connect: OnConnect | None) -> RemoteEngin
 
 
 async def probe_engine(link: EngineLink) -> None:
-    """Return when the engine answers. Raises `EngineGone`. An embedded engine answers between two steps."""
+    """Return when the engine answers. Raises `EngineError`. An embedded engine answers between two steps."""
     if isinstance(link, RemoteEngine):
         await link.http.check_alive()
     else:
@@ -45,6 +49,8 @@ def check_engine(config: Config, *, wait: float = HEALTH_TIMEOUT) -> None:
     """
     if config.engine.backend == "embedded":
         check_socket_path(config.engine_socket)
+    elif config.engine.backend == "tinker":
+        tinker_launch.check_tinker(config)
     elif config.engine.backend == "openai":
         openai_compatible.check_endpoint(config, wait=wait)
     elif config.engine.backend == "vllm" and config.engine.url is None:
@@ -65,6 +71,10 @@ def serve(config: Config) -> None:
         sglang_launch.main(config)
     elif engine.backend == "vllm":
         vllm_launch.main(config)
+    elif engine.backend == "tinker":
+        from openclaw_rl.engines.tinker import server as tinker_server
+
+        tinker_server.main(config)
     else:
         from openclaw_rl.engines.embedded import server
 

@@ -13,7 +13,9 @@ Gate = Callable[[Metrics, TrainConfig], str | None]
 
 MIN_ENTROPY_FALL = 0.02
 """Nats per token by which the entropy may always be below the teacher's."""
-REQUIRED_METRICS = ("loss/total", "gradient/norm", "kl", "kl/step")
+_REQUIRED_OF_TINKER = ("loss/total", "kl", "kl/step")  # not every server returns the norm of the gradient
+REQUIRED_METRICS = {"local": (*_REQUIRED_OF_TINKER, "gradient/norm"), "tinker": _REQUIRED_OF_TINKER}
+"""By trainer; from another program, none."""
 
 
 def metrics_are_finite(metrics: Metrics, train: TrainConfig) -> str | None:
@@ -21,7 +23,7 @@ def metrics_are_finite(metrics: Metrics, train: TrainConfig) -> str | None:
 
     The other gates bound what there is.
     """
-    required = REQUIRED_METRICS if train.trainer == "local" else ()
+    required = REQUIRED_METRICS.get(train.trainer, ())
     for name in (*required, *metrics):
         value = metrics.get(name)
         if value is None or not math.isfinite(value):

@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from openclaw_rl.learner.forward.lm_head import TokenLogprobs
 from openclaw_rl.learner.loss.policy_loss import MAX_LOG_RATIO
 from openclaw_rl.learner.loss.scored_batch import ScoredBatch
 from openclaw_rl.methods.types import AnyTerm, Sample
@@ -72,8 +71,17 @@ def token_shares(counts: Mapping[str, int], terms: Sequence[str]) -> dict[str, f
     return shares
 
 
-def policy_metrics(batch: ScoredBatch, members: Sequence[int], after: Sequence[TokenLogprobs]) -> dict[str, float]:
-    """Return policy metrics. `after`: scores of each member's reply under the policy after the step."""
+def policy_metrics(
+    batch: ScoredBatch,
+    members: Sequence[int],
+    after: Sequence[torch.Tensor],
+    entropy_after: Sequence[torch.Tensor] | None = None,
+) -> dict[str, float]:
+    """Return policy metrics.
+
+    `after`: [R] log-probabilities of each member under the policy after the step. `entropy_after`: [R] nats; None: not
+    known, and then no entropy is compared with the teacher's.
+    """
     masks = torch.cat([torch.from_numpy(batch.samples[i].mask.astype(bool)) for i in members])
 
     def flatten_masked(parts: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -81,14 +89,14 @@ def policy_metrics(batch: ScoredBatch, members: Sequence[int], after: Sequence[T
 
     before_K, base_K = flatten_masked(batch.student), flatten_masked(batch.base)
     mu_K = torch.cat([batch.sampled_logprobs(i) for i in members])[masks].double()
-    now_K = torch.cat([scores.logp for scores in after])[masks].double()
+    now_K = torch.cat(list(after))[masks].double()
     d_K, moved_K, log_rho_K = now_K - base_K, now_K - before_K, before_K - mu_K
     samples = [batch.samples[i] for i in members]
     return (
         _reward_metrics(samples)
         | _gaps_by_source(samples, torch.split(log_rho_K.abs(), batch.trainable_tokens(members)))
         | _off_policy_metrics(log_rho_K)
-        | _entropy_beside_teacher(batch, members, after)
+        | ({} if entropy_after is None else _entropy_beside_teacher(batch, members, entropy_after))
         | {
             "kl": (d_K.square() / 2).mean().item(),
             "kl/before": ((before_K - base_K).square() / 2).mean().item(),
@@ -103,7 +111,7 @@ def policy_metrics(batch: ScoredBatch, members: Sequence[int], after: Sequence[T
 
 
 def _entropy_beside_teacher(
-    batch: ScoredBatch, members: Sequence[int], after: Sequence[TokenLogprobs]
+    batch: ScoredBatch, members: Sequence[int], after: Sequence[torch.Tensor]
 ) -> dict[str, float]:
     """Return the entropy of the policy before and after the step and of the teacher, on the replies with a hint.
 
@@ -112,11 +120,11 @@ def _entropy_beside_teacher(
     if not any(sample.from_teacher for sample in batch.samples):
         return {}
     before_K, after_K, teacher_K = list[torch.Tensor](), list[torch.Tensor](), list[torch.Tensor]()
-    for i, scores in zip(members, after, strict=True):
+    for i, entropy_R in zip(members, after, strict=True):
         mask = torch.from_numpy(batch.samples[i].mask.astype(bool))
         if teachers := batch.teacher_entropy[i]:
             before_K.append(batch.entropy[i][mask])
-            after_K.append(scores.entropy_K[mask])
+            after_K.append(entropy_R[mask])
             teacher_K.append(torch.stack(teachers).mean(0)[mask])
     parts = {"entropy/before": before_K, "entropy/after": after_K, "entropy/teacher": teacher_K}
     return {name: torch.cat(part).double().mean().item() for name, part in parts.items() if part}

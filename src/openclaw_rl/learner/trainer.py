@@ -301,12 +301,18 @@ class LocalTrainer:
         turns = len({batch.samples[i].turn for i in members})
         members = [i for i in members if not batch.samples[i].from_teacher] or members
         scale, rows = 1.0, [batch.rows[i] for i in members]
-        metrics = policy_metrics(batch, members, self._scorer.policy_logprobs(rows))
+        metrics = self._policy_metrics(batch, members, rows)
         while not metrics["kl/step"] <= self._train.safety.max_step_kl and scale > MIN_STEP_SCALE:
             scale /= 2
             self._optimizer.step_back_half(snapshot)
-            metrics = policy_metrics(batch, members, self._scorer.policy_logprobs(rows))
+            metrics = self._policy_metrics(batch, members, rows)
         return metrics | {"step/scale": scale, "turns": float(turns)}
+
+    def _policy_metrics(
+        self, batch: ScoredBatch, members: Sequence[int], rows: Sequence[TokenSequence]
+    ) -> dict[str, float]:
+        after = self._scorer.policy_logprobs(rows)
+        return policy_metrics(batch, members, [s.logp for s in after], [s.entropy_K for s in after])
 
     def _state_file(self) -> dict[str, bytes]:
         state = {"steps": self._steps, "samples": self._samples_seen, "settings": self._train.model_dump(mode="json")}

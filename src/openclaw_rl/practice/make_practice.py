@@ -16,6 +16,8 @@ def no_practice_reason(config: Config, method: CreditMethod) -> str:
     """Return why lessons are not practised with these settings; empty if they are."""
     if not config.practice.enabled:
         return "no practice: practice.enabled is false"
+    if config.train.trainer == "tinker":
+        return "no practice: it learns from top log-probabilities, which train.trainer tinker does not have"
     return "" if method.uses_hints else f"no practice: method {config.train.method} learns from scores alone"
 
 

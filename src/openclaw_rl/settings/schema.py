@@ -14,11 +14,12 @@ from openclaw_rl.settings.schema_gate import GateConfig
 from openclaw_rl.settings.schema_judge import JudgeConfig, TeacherConfig
 from openclaw_rl.settings.schema_practice import PracticeConfig
 from openclaw_rl.settings.schema_sandbox import SandboxConfig
+from openclaw_rl.settings.schema_tinker import TinkerConfig
 from openclaw_rl.settings.schema_train import TrainConfig
 from openclaw_rl.settings.strict_yaml import Section
 from openclaw_rl.types import Convention
 
-SECRETS = ("serve.api_key", "engine.api_key", "judge.api_key", "teacher.api_key", "model.hf_token")
+SECRETS = ("serve.api_key", "engine.api_key", "judge.api_key", "teacher.api_key", "tinker.api_key", "model.hf_token")
 
 
 class ModelConfig(Section):
@@ -111,11 +112,12 @@ class ServeConfig(Section):
 class EngineConfig(Section):
     """The engine that samples."""
 
-    backend: Literal["embedded", "vllm", "sglang", "openai"] = Field(
+    backend: Literal["embedded", "vllm", "sglang", "openai", "tinker"] = Field(
         "embedded",
         description="embedded: built in, for small models; vllm, sglang: such a server, started "
         "here or running at `url`; "
-        "openai: an endpoint at `url` that returns token ids and log-probabilities",
+        "openai: an endpoint at `url` that returns token ids and log-probabilities; "
+        "tinker: the Tinker service (docs/guides/tinker.md)",
     )
     url: str | None = Field(None, description="a running server, e.g. http://gpu:8000; default: start one")
     api_key: str | None = Field(None, description="the key of the server at `url` (OPENCLAW_ENGINE_API_KEY)")
@@ -124,7 +126,9 @@ class EngineConfig(Section):
     )
     args: tuple[str, ...] = Field((), description="further flags of the server, e.g. [--tensor-parallel-size, '2']")
     logprob_convention: Convention | None = Field(
-        None, description="log-probability convention of the server; default: processed for vllm, else scaled"
+        None,
+        description="log-probability convention of the server; default: processed for vllm, raw for "
+        "tinker, else scaled",
     )
     max_loaded_versions: int = Field(4, ge=2, le=64, description="policy versions loaded side by side")
     max_batch: int = Field(32, ge=1)
@@ -139,7 +143,8 @@ class EngineConfig(Section):
     @property
     def effective_convention(self) -> Convention:
         """Convention of the engine's log-probabilities, with the default of the backend."""
-        return self.logprob_convention or ("processed" if self.backend == "vllm" else "scaled")
+        defaults: dict[str, Convention] = {"vllm": "processed", "tinker": "raw"}
+        return self.logprob_convention or defaults.get(self.backend, "scaled")
 
 
 class CollectConfig(Section):
@@ -268,6 +273,7 @@ class Config(Section):
     model: ModelConfig = ModelConfig()
     serve: ServeConfig = ServeConfig()
     engine: EngineConfig = EngineConfig()
+    tinker: TinkerConfig = TinkerConfig()
     policy: PolicyConfig = PolicyConfig()
     collect: CollectConfig = CollectConfig()
     judge: JudgeConfig = JudgeConfig()

@@ -242,10 +242,10 @@ class TrainConfig(Section):
         description="turns of an episode that are trained on (method groups). chain: those that lead to its last turn; "
         "all: also retries, summaries and sub-agents",
     )
-    trainer: Literal["local", "external"] = Field(
+    trainer: Literal["local", "external", "tinker"] = Field(
         "local",
         description="who takes the steps. external: a program that connects to the home and gets the batches, such as "
-        "TRL (docs/guides/other_trainers.md)",
+        "TRL (docs/guides/other_trainers.md); tinker: the Tinker service (docs/guides/tinker.md)",
     )
     finetune: Literal["lora", "full"] = Field("lora", description="train an adapter, or all weights")
     lora: LoraConfig = LoraConfig()

@@ -78,18 +78,32 @@ def _endpoint_keys(section: str) -> tuple[str, ...]:
     return tuple(f"{section}.{key}" for key in ("timeout", "retries", "temperature", "max_tokens"))
 
 
+def _uses_tinker(config: Config) -> bool:
+    return config.engine.backend == "tinker" or config.train.trainer == "tinker"
+
+
 _LORA = tuple(f"train.lora.{key}" for key in ("rank", "alpha", "dropout", "targets"))
 _DISTILL = tuple(f"train.distill.{key}" for key in ("opd_clip", "topk", "divergence", "ratio_clip", "hint_choice"))
 _PRACTICE = tuple(f"practice.{key}" for key in ("replies", "teacher_share", "max_divergence", "step_limit", "hours"))
 _GATE_REPLIES = tuple(f"gate.{key}" for key in ("prompts", "probes", "seconds", "wait", "workers"))
 _OF_LOCAL_TRAINER = (
-    *(f"train.optimizer.{key}" for key in TrainOptimizerConfig.model_fields),
-    *(f"train.loss.{key}" for key in TrainLossConfig.model_fields),
-    *(f"train.distill.{key}" for key in TrainDistillConfig.model_fields),
-    *(f"train.{key}" for key in ("base_quantization_bits", "gradient_checkpointing", "compile", "seed", "threads")),
+    *(f"train.{key}" for key in ("base_quantization_bits", "gradient_checkpointing", "compile", "gpus", "loss.path")),
+    *(f"train.distill.{key}" for key in TrainDistillConfig.model_fields if key not in ("opd_clip", "hint_choice")),
     "train.lora.dropout",
     "train.batch.epochs",
-    "train.gpus",
+    "train.batch.micro_tokens",
+    "train.optimizer.offload",
+)
+_OF_OUR_FORMULA = tuple(
+    key
+    for key in (
+        *(f"train.optimizer.{key}" for key in TrainOptimizerConfig.model_fields),
+        *(f"train.loss.{key}" for key in TrainLossConfig.model_fields),
+        *(f"train.distill.{key}" for key in TrainDistillConfig.model_fields),
+        "train.seed",
+        "train.threads",
+    )
+    if key not in _OF_LOCAL_TRAINER
 )
 _RULES = (
     _only_with("judge.kind", ("llm",), "judge.path", "judge.num_judges", "judge.consensus_threshold", "judge.cache"),
@@ -125,13 +139,22 @@ _RULES = (
     ),
     UnusedRule(
         keys=("engine.gpus", "engine.max_batch"),
-        used=lambda config: config.engine.url is None,
+        used=lambda config: config.engine.url is None and config.engine.backend != "tinker",
         needs="an engine that is started here",
         decided_by="engine.url",
     ),
+    UnusedRule(
+        keys=tuple(f"tinker.{key}" for key in ("url", "api_key", "project_id", "model", "timeout", "connect_timeout")),
+        used=_uses_tinker,
+        needs="engine.backend tinker or train.trainer tinker",
+        decided_by="engine.backend",
+    ),
+    _only_with("train.trainer", ("tinker",), "tinker.reduction", "tinker.budget_tokens"),
     _only_with("engine.backend", ("embedded",), "engine.prefill_chunk", "engine.prefix_cache_tokens", "engine.threads"),
     _only_with("train.finetune", ("lora",), *_LORA, "train.checkpoint.keep_days"),
     _only_with("train.trainer", ("local",), *_OF_LOCAL_TRAINER),
+    _only_with("train.trainer", ("local", "tinker"), *_OF_OUR_FORMULA),
+    _only_with("train.trainer", ("local", "external"), "train.lora.alpha", "train.lora.targets"),
     UnusedRule(
         keys=("train.batch.min_turns", "train.batch.max_turns", "train.batch.replay_ratio"),
         used=lambda config: not make_method(config.train).uses_episodes,

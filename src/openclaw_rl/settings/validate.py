@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from openclaw_rl.common.linear_regex import LinearPattern, PatternError
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.methods.registry import make_method
-from openclaw_rl.settings.schema import Config, ServeConfig
+from openclaw_rl.settings.schema import Config, EngineConfig, ServeConfig
 from openclaw_rl.settings.schema_judge import EndpointConfig
 from openclaw_rl.settings.schema_train import TrainConfig
 
@@ -65,6 +65,7 @@ def _check_home_paths(config: Config) -> None:
 def validate(config: Config) -> None:
     """Raise `ConfigError` for invalid combinations of settings."""
     _check_url("engine.url", config.engine.url)
+    _check_url("tinker.url", config.tinker.url)
     _check_url("judge.base_url", config.judge.base_url)
     _check_url("teacher.base_url", config.teacher.base_url)
     _check_patterns("collect.side_patterns", config.collect.side_patterns)
@@ -76,17 +77,57 @@ def validate(config: Config) -> None:
     _check_trainer(config)
     _check_plugins(config)
     _check_judge(config)
-    if config.engine.backend == "embedded" and (
-        config.engine.url or config.engine.logprob_convention not in (None, "scaled")
-    ):
+    _check_engine(config.engine)
+    _check_tinker(config)
+    _check_key(config.serve)
+    _check_policies(config)
+
+
+def _check_engine(engine: EngineConfig) -> None:
+    if engine.backend == "embedded" and (engine.url or engine.logprob_convention not in (None, "scaled")):
         raise ConfigError(
             "engine.url and engine.logprob_convention are for a server; the embedded engine takes neither. Unset it,"
             " or set engine.backend (--backend vllm)"
         )
-    if config.engine.backend == "openai" and not config.engine.url:
+    if engine.backend == "tinker" and (engine.url or engine.logprob_convention not in (None, "raw")):
+        raise ConfigError(
+            "engine.url and engine.logprob_convention are for a server of your own; for engine.backend tinker, the "
+            "address is tinker.url (TINKER_ENDPOINT), and log-probabilities are raw. Unset it"
+        )
+    if engine.backend == "openai" and not engine.url:
         raise ConfigError("engine.backend is openai: engine.url is needed too, e.g. http://127.0.0.1:8001/v1")
-    _check_key(config.serve)
-    _check_policies(config)
+
+
+def _check_tinker(config: Config) -> None:
+    """Raise `ConfigError` for what training at Tinker cannot do."""
+    train = config.train
+    if train.trainer != "tinker":
+        return
+    for wrong, words in (
+        (
+            config.engine.backend != "tinker",
+            f"engine.backend is {config.engine.backend}: the weights stay at the service. Set engine.backend to tinker",
+        ),
+        (
+            make_method(train).topk_size > 0,
+            f"train.method {train.method}, train.distill.target {train.distill.target} and hint_choice "
+            f"{train.distill.hint_choice or 'mixture'} need top log-probabilities, which it does not return. Set "
+            "train.method to binary, opd or combine, with train.distill.target token",
+        ),
+        (config.gate.kind == "probes", "gate.kind probes scores versions again and again. Set gate.kind to numbers"),
+        (train.finetune == "full", "it trains adapters. Set train.finetune to lora"),
+        (train.batch.epochs > 1, "it takes one step a batch. Set train.batch.epochs to 1"),
+        (train.distill.teacher == "ema", "the teacher is its base. Set train.distill.teacher to base"),
+        (train.distill.teacher_temperature != 1, "it scores at temperature 1. Leave train.distill.teacher_temperature"),
+        (train.loss.path is not None, "a loss of your own runs in the local trainer. Leave out train.loss.path"),
+        (train.ranks * train.launch.nodes > 1, "it has no ranks here. Leave out train.ranks and train.launch.nodes"),
+        (
+            train.checkpoint.save_dir is not None or train.checkpoint.resume is not None,
+            "checkpoints are at the service. Leave out train.checkpoint.save_dir and train.checkpoint.resume",
+        ),
+    ):
+        if wrong:
+            raise ConfigError(f"train.trainer is tinker: {words}")
 
 
 def _check_trainer(config: Config) -> None:
@@ -141,10 +182,10 @@ def _check_judge(config: Config) -> None:
             "judge.kind is llm: judge.model and judge.base_url are needed too (an OpenAI-compatible endpoint), or "
             "judge.path"
         )
-    if judge.kind == "llm" and judge.path and config.engine.backend == "openai":
+    if judge.kind == "llm" and judge.path and config.engine.backend in ("openai", "tinker"):
         raise ConfigError(
             "judge.path: a model of the judge's own needs an engine that is started here, and engine.backend is "
-            "openai. Give judge.base_url and judge.model instead"
+            f"{config.engine.backend}. Give judge.base_url and judge.model instead"
         )
     if teacher.base_url and teacher.when != "never" and not teacher.model:
         raise ConfigError("teacher.base_url is set: teacher.model is needed too. teacher.when=never turns it off.")

@@ -77,6 +77,8 @@ class EngineProbe:
         if silent < 2 * PROBE_INTERVAL and last is not None:
             return heartbeats.RUNNING, engine.backend
         if last is None and not self.is_foreign:
+            if engine.backend == "tinker" and self.error and silent >= REPORTED_SILENCE:
+                return heartbeats.PARKED, self.error
             return heartbeats.STARTING, "loading the model"
         if silent < REPORTED_SILENCE:
             return None

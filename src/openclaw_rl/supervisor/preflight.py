@@ -6,6 +6,7 @@ import importlib.util
 from collections.abc import Iterator, Sequence
 
 from openclaw_rl.engines import registry
+from openclaw_rl.engines.tinker.launch import check_tinker
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.gates.probe_set import load_probes
 from openclaw_rl.judge import local_model
@@ -34,8 +35,21 @@ def check_before_start(config: Config, workers: Sequence[str]) -> None:
         registry.check_engine(local_model.engine_config(config))
     if "data" in workers:
         sync_worker.check_folders(config)
+    if "train" in workers:
+        _check_trainer(config)
     if "train" in workers and config.train.launch.node_rank == 0:
         checkpoints.check_save_dir(config.train)
+
+
+def _check_trainer(config: Config) -> None:
+    """Raise `OpenClawError` if the trainer's versions could not be served, or if Tinker cannot be used."""
+    if config.train.trainer == "tinker":
+        check_tinker(config)
+    elif config.engine.backend == "tinker":
+        raise ConfigError(
+            f"engine.backend is tinker and train.trainer {config.train.trainer}: Tinker serves only what it trained. "
+            "Set train.trainer to tinker, or start `openclaw-rl serve`, which does not train"
+        )
 
 
 def _check_models(config: Config, workers: Sequence[str]) -> None:
@@ -43,8 +57,9 @@ def _check_models(config: Config, workers: Sequence[str]) -> None:
     engine, files = config.engine, ModelFiles.from_config(config.model)
     if {"gateway", "train", "data"} & set(workers):
         check_model_text(files)
-    loaded_here = "train" in workers or ("engine" in workers and engine.backend == "embedded")
-    if loaded_here or ("engine" in workers and engine.url is None and engine.backend != "openai"):
+    trains_here = "train" in workers and config.train.trainer != "tinker"
+    loaded_here = trains_here or ("engine" in workers and engine.backend == "embedded")
+    if loaded_here or ("engine" in workers and engine.url is None and engine.backend not in ("openai", "tinker")):
         check_model_weights(files, loaded_here=loaded_here)
     if local_model.ENGINE_PROCESS in workers:
         judge = local_model.model_files(config)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from sqlalchemy import Connection
 
-from openclaw_rl.common.policy_digest import ADAPTER_CONFIG, TRAINER_FILES, visible_files
+from openclaw_rl.common.policy_digest import ADAPTER_CONFIG, TINKER_FILE, TRAINER_FILES, visible_files
 from openclaw_rl.settings.schema_train import TrainCheckpointConfig
 from openclaw_rl.store import events
 from openclaw_rl.store.db import Store
@@ -133,7 +133,7 @@ def kept_states(versions: Collection[Policy], line: Sequence[int], settings: Tra
 
 
 def _has_full_weights(policy: Policy) -> bool:
-    return ADAPTER_CONFIG not in _file_names(policy)
+    return not {ADAPTER_CONFIG, TINKER_FILE} & _file_names(policy)
 
 
 def _file_names(policy: Policy) -> set[str]:

@@ -111,6 +111,10 @@ def open_train_loop(config: Config, store: Store, replies: ReplySource | None = 
 def _make_trainer(config: Config, files: ModelFiles, method: CreditMethod) -> Trainer:
     if config.train.trainer == "external":
         return ExternalTrainer(config, str(files.folder))
+    if config.train.trainer == "tinker":
+        from openclaw_rl.learner.tinker.trainer import TinkerTrainer
+
+        return TinkerTrainer(config, method)
     if config.train.ranks * config.train.launch.nodes > 1:
         return launcher.launch_trainer(config)
     from openclaw_rl.learner.trainer import LocalTrainer

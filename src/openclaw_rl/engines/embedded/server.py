@@ -10,25 +10,19 @@ import asyncio
 import gc
 import logging
 import os
-import socket
 import time
 from collections.abc import Coroutine, Generator
-from pathlib import Path
-from typing import cast
 
-import msgspec
 import torch
 import uvloop
 
-from openclaw_rl.common.frames import FrameDecoder, InvalidFrame
-from openclaw_rl.common.sockets import clear_socket
-from openclaw_rl.common.worker_loop import stop_on_signals, wait_or_stop
 from openclaw_rl.engines.base import EngineInfo
 from openclaw_rl.engines.embedded import protocol
 from openclaw_rl.engines.embedded.full_models import MultiModelEngine
 from openclaw_rl.engines.embedded.grammar import GrammarCompiler, GrammarState
 from openclaw_rl.engines.embedded.model import EmbeddedModel, resolve_model_path
 from openclaw_rl.engines.embedded.sequence import EngineSequence, SequenceFailed, SequenceScored, StepEvent
+from openclaw_rl.engines.socket_server import EngineConnection, bind_socket, serve_until_stopped
 from openclaw_rl.errors import EngineError, GrammarError
 from openclaw_rl.settings.load import Config
 from openclaw_rl.types import PolicyRef
@@ -36,46 +30,22 @@ from openclaw_rl.types import PolicyRef
 log = logging.getLogger(__name__)
 
 _LOAD_TIME_SLICE = (0.0002, 0.1)  # time slice of a load between two steps: minimum in seconds, or share of a step
-_MAX_UNREAD_BYTES = 64 * 2**20  # bytes that a client may leave unread before it is disconnected
-_PARENT_POLL_SECONDS = 1.0  # seconds
 
 
-class _ClientConnection(asyncio.Protocol):
-    """One client connection."""
+class _EmbeddedConnection(EngineConnection):
+    """One client connection, and the sequences of its calls."""
 
     def __init__(self, server: EmbeddedServer) -> None:
+        super().__init__(lambda call: server.handle_call(self, call))
         self._server = server
-        self._frame_decoder = FrameDecoder()
-        self._transport: asyncio.Transport | None = None
         self.seqs: dict[int, EngineSequence] = {}
         self.compiling: set[int] = set()  # calls whose grammar is not ready yet
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # not a subclass in uvloop
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            for body in self._frame_decoder.feed(data):
-                self._server.handle_call(self, protocol.call_decoder.decode(body))
-        except (InvalidFrame, msgspec.DecodeError) as error:
-            log.warning("a client sent an invalid call (%s); disconnecting it", error)
-            assert self._transport is not None
-            self._transport.abort()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self._transport = None
+    def cancel_calls(self) -> None:
         for seq in self.seqs.values():
             self._server.engine.cancel(seq)
         self.seqs.clear()
         self.compiling.clear()
-
-    def send(self, answer: protocol.EngineReply) -> None:
-        if self._transport is None:
-            return  # the client disconnected before its reply was ready
-        self._transport.write(protocol.encode_frame(answer))
-        if self._transport.get_write_buffer_size() > _MAX_UNREAD_BYTES:
-            log.warning("a client left %d MiB unread; disconnecting it", _MAX_UNREAD_BYTES >> 20)
-            self._transport.abort()
 
 
 class EmbeddedServer:
@@ -88,7 +58,7 @@ class EmbeddedServer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._step_seconds = 0.0
 
-    def handle_call(self, peer: _ClientConnection, call: protocol.EngineCall) -> None:
+    def handle_call(self, peer: _EmbeddedConnection, call: protocol.EngineCall) -> None:
         """Handle one call; slow work runs in a background task."""
         if isinstance(call, protocol.CancelCall):
             peer.compiling.discard(call.id)
@@ -105,7 +75,7 @@ class EmbeddedServer:
         else:
             self._submit_call(peer, call)
 
-    async def _submit_with_grammar(self, peer: _ClientConnection, call: protocol.GenerateCall, grammar: str) -> None:
+    async def _submit_with_grammar(self, peer: _EmbeddedConnection, call: protocol.GenerateCall, grammar: str) -> None:
         """Compile the grammar in a thread, then submit the call unless it was cancelled in the meantime."""
         try:
             if self._grammars is None:
@@ -120,7 +90,7 @@ class EmbeddedServer:
 
     def _submit_call(
         self,
-        peer: _ClientConnection,
+        peer: _EmbeddedConnection,
         call: protocol.GenerateCall | protocol.ScoreCall,
         grammar_state: GrammarState | None = None,
     ) -> None:
@@ -160,7 +130,7 @@ class EmbeddedServer:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _handle_load(self, peer: _ClientConnection, call: protocol.LoadCall) -> None:
+    async def _handle_load(self, peer: _EmbeddedConnection, call: protocol.LoadCall) -> None:
         async with self._load_lock:
             try:
                 await self._load_versions(call.policies)
@@ -209,7 +179,7 @@ class EmbeddedServer:
 
     def _send_events(self, out: list[StepEvent]) -> None:
         """Send the events of a step: one frame per client for all tokens."""
-        steps: dict[_ClientConnection, protocol.TokensReply] = {}
+        steps: dict[_EmbeddedConnection, protocol.TokensReply] = {}
         for item in out:
             peer, key = item.seq.owner
             if isinstance(item, SequenceFailed):
@@ -235,26 +205,14 @@ class EmbeddedServer:
             peer.send(step)
 
 
-def bind_socket(path: Path) -> socket.socket:
-    """Return a listening Unix socket at `path`, mode 600. Raise `EngineError` if another engine listens there."""
-    clear_socket(path)
-    bound = socket.socket(socket.AF_UNIX)
-    before = os.umask(0o177)
-    try:
-        bound.bind(str(path))
-    finally:
-        os.umask(before)
-    bound.listen()  # now: calls wait while the model loads, and a second engine detects this one
-    return bound
-
-
 async def _run_server(config: Config) -> None:
     parent = os.getppid()
     bound = bind_socket(config.engine_socket)  # first: a second engine must fail before it loads a model
     try:
         engine = _load_engine(config)
         grammars = GrammarCompiler.for_model(resolve_model_path(config.model.path), engine.model.vocab_size)
-        await _serve_until_stopped(EmbeddedServer(engine, grammars), bound, parent)
+        server = EmbeddedServer(engine, grammars)
+        await serve_until_stopped(lambda: _EmbeddedConnection(server), bound, parent, server.run_steps())
     finally:
         bound.close()
         config.engine_socket.unlink(missing_ok=True)
@@ -267,30 +225,6 @@ def _load_engine(config: Config) -> MultiModelEngine:
     gc.freeze()  # the model's objects are permanent: exclude them from later collections
     log.info("%s on %s, context %d", engine.model.name, engine.model.device, engine.model.context_length)
     return engine
-
-
-async def _serve_until_stopped(server: EmbeddedServer, bound: socket.socket, parent: int) -> None:
-    loop = asyncio.get_running_loop()
-    listener = await loop.create_unix_server(lambda: _ClientConnection(server), sock=bound)
-    tasks = [loop.create_task(work) for work in (server.run_steps(), _wait_for_end(parent))]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if tasks[0].done():
-            tasks[0].result()  # a failed step ends the process: its batch is lost; the supervisor reports why
-    finally:
-        listener.close()
-        for task in tasks:
-            task.cancel()
-
-
-async def _wait_for_end(parent: int) -> None:
-    """Wait for a signal or the end of the parent process."""
-    stop = stop_on_signals()
-    while not stop.is_set():
-        if os.getppid() != parent:
-            log.warning("engine: the parent process is gone; exiting")
-            return
-        await wait_or_stop(stop, _PARENT_POLL_SECONDS)
 
 
 def main(config: Config) -> None:

@@ -1,0 +1,236 @@
+"""`protocols.Trainer` by the Tinker service; with the credit, masks and trust region of the local trainer.
+
+A step starts from the checkpoint of the loaded version, never from what the service has in memory, and ends in new
+checkpoints, whose names no other step has. A step whose answer is lost therefore leaves nothing that is used.
+Shapes: R response tokens of a sample.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from openclaw_rl.common.atomic_files import write_folder
+from openclaw_rl.common.policy_digest import TINKER_FILE, digest_of_folder, hash_folder
+from openclaw_rl.errors import EngineError, ModelError
+from openclaw_rl.learner.loss import scored_batch as scored
+from openclaw_rl.learner.loss.length_ema import LengthEma
+from openclaw_rl.learner.loss.scored_batch import ScoredBatch
+from openclaw_rl.learner.model import state_files
+from openclaw_rl.learner.optim.optimizer import scheduled_learning_rate
+from openclaw_rl.learner.staleness import drop_stale, no_signal_reason
+from openclaw_rl.learner.step_metrics import EpochResult, epoch_metrics, no_step_reason, policy_metrics
+from openclaw_rl.learner.tinker.datum_arrays import DatumArrays, make_datum
+from openclaw_rl.learner.tinker.token_gradients import TokenGradients, compute_token_gradients
+from openclaw_rl.learner.tinker.training_budget import TrainingBudget
+from openclaw_rl.learner.tinker.training_session import TrainingSession
+from openclaw_rl.methods.token_credit import credit_by_token
+from openclaw_rl.methods.types import AnyTerm, CreditMethod, Sample, StepResult
+from openclaw_rl.settings.load import Config
+from openclaw_rl.tinker.service import TinkerService
+from openclaw_rl.tinker.version_file import TinkerVersion, encode_version, read_version
+from openclaw_rl.types import Logprobs, PolicyRef
+
+MIN_STEP_SCALE = 2**-8  # smallest fraction of a step, as of the local trainer
+_GRADIENT_NORMS = ("grad_norm", "skyrl.ai/grad_norm")  # names in the metrics of a step at the service
+
+
+class _Batch(NamedTuple):
+    """A scored batch with its credit."""
+
+    scored: ScoredBatch
+    terms: Sequence[AnyTerm]
+    members: list[int]  # samples that are in a term
+    dropped: dict[str, str]  # turn -> why it has no signal
+
+
+class TinkerTrainer:
+    """Takes steps at the service. The samples must have been sampled at temperature 1, at which it computes."""
+
+    def __init__(self, config: Config, method: CreditMethod, service: TinkerService | None = None) -> None:
+        """Raises `ModelError` if the token count in the home cannot be read."""
+        torch.set_num_threads(config.train.threads)
+        self._train, self._method = config.train, method
+        self._service = service or TinkerService(config)
+        self._usage = TrainingBudget(config.home_dir, config.tinker.budget_tokens)
+        self._session = TrainingSession(self._service, config.tinker, config.train, self._usage)
+        self.load(folder=None, memory={})
+
+    def load(self, *, folder: str | None, memory: Mapping[str, Any]) -> None:
+        """See `protocols.Trainer`. Raises `ModelError` for a version of another trainer, base or rank."""
+        self._method_state = dict(memory)
+        self._state: str | None = None
+        self._steps = self._samples_seen = 0
+        if folder is None:
+            return
+        version = self._read_version(folder)
+        if version.base != self._service.model or version.rank != self._train.lora.rank:
+            raise ModelError(
+                f"{folder}: trained on {version.base} with rank {version.rank}; the settings say {self._service.model} "
+                f"(tinker.model) and {self._train.lora.rank} (train.lora.rank). Set them back"
+            )
+        state = state_files.read_state(Path(folder))
+        self._state = version.state
+        self._steps, self._samples_seen = int(state["steps"]), int(state["samples"])
+
+    def _read_version(self, folder: str) -> TinkerVersion:
+        number = int(Path(folder).name.partition("-")[0])
+        try:
+            return read_version(PolicyRef(version=number, path=folder, digest=digest_of_folder(folder)))
+        except (EngineError, OSError) as error:
+            raise ModelError(str(error)) from None
+
+    def score(self, samples: Sequence[Sample]) -> list[Logprobs]:
+        """See `protocols.Trainer`."""
+        self._usage.begin_step()
+        self._session.restore(self._state)
+        return self._session.policy_logprobs([scored.plain_sequence(sample) for sample in samples])
+
+    def step(self, samples: Sequence[Sample], out: str) -> StepResult:
+        """See `protocols.Trainer`. Raises `TrainerAbsent` if the service fails or the budget is used up."""
+        started = time.perf_counter()
+        self._usage.begin_step()
+        usable, unusable = _split_usable(samples)
+        if not usable:
+            return self._no_step_result({}, unusable)
+        self._session.restore(self._state)
+        batch = self._score_batch(usable)
+        batch.dropped.update({turn: why for turn, why in unusable.items() if turn not in self._turns_of(batch)})
+        if not any(term.has_gradient for term in batch.terms):
+            return self._no_step_result(self._usage.metrics, _every(batch, "every advantage of the batch is 0"))
+        lengths = LengthEma(self._method_state, decay=self._train.loss.length_ema_decay)
+        average = lengths.average_length(batch.scored.trainable_tokens(batch.members))
+        gradients = compute_token_gradients(batch.scored, batch.terms, batch.members, average, self._train)
+        epoch = _as_epoch(gradients, norm=1.0)
+        if why := no_step_reason([epoch]):
+            return self._no_step_result(self._usage.metrics, _every(batch, why))
+        metrics = self._take_bounded_step(batch, gradients)
+        metrics |= self._update_state(batch, lengths)
+        self._write_version(Path(out))
+        digest, files = hash_folder(out)
+        metrics |= self._usage.metrics | {"seconds": time.perf_counter() - started}
+        return StepResult(
+            folder=out,
+            digest=digest,
+            files=files,
+            metrics=metrics,
+            memory=dict(self._method_state),
+            dropped=batch.dropped,
+            credit=credit_by_token(batch.terms, batch.scored.batch_logprobs()),
+        )
+
+    def _score_batch(self, samples: Sequence[Sample]) -> _Batch:
+        """Score the policy, the base and the teacher, which is the base under the hint; and compute the credit."""
+        safety, session = self._train.safety, self._session
+        student = [_to_tensor(found) for found in session.policy_logprobs([scored.plain_sequence(s) for s in samples])]
+        kept, dropped = drop_stale(
+            samples, student, max_gap=safety.max_turn_log_ratio, max_batch_gap=safety.batch_log_ratio_limit
+        )
+        samples, student = [samples[i] for i in kept], [student[i] for i in kept]
+        rows = [scored.plain_sequence(sample) for sample in samples]
+        hinted = scored.hinted_sequences(samples) if self._method.uses_hints else []
+        found = [_to_tensor(each) for each in session.base_logprobs([*rows, *(row for _, row in hinted)])]
+        teachers: list[list[torch.Tensor]] = [[] for _ in samples]
+        for (i, _), logp in zip(hinted, found[len(rows) :], strict=True):
+            teachers[i].append(logp)
+        batch = ScoredBatch(
+            samples=samples,
+            rows=rows,
+            student=student,
+            student_at_teacher_temperature=student,
+            entropy=[torch.zeros_like(logp) for logp in student],
+            base=found[: len(rows)],
+            teachers=teachers,
+            teacher_entropy=[[] for _ in samples],
+            tops=[],
+        )
+        terms = self._method.loss_terms(batch.batch_logprobs(), self._method_state)
+        members = [i for i in range(len(samples)) if any(term.masks[i].any() for term in terms)]
+        used = {samples[i].turn for i in members}
+        dropped = {turn: why for turn, why in dropped.items() if turn not in used}  # a turn may have a second sample
+        dropped |= {sample.turn: no_signal_reason(sample) for sample in samples if sample.turn not in used}
+        return _Batch(batch, terms, members, dropped)
+
+    def _take_bounded_step(self, batch: _Batch, gradients: TokenGradients) -> dict[str, float]:
+        """Take the step; while it moves the policy too far, take it again from the start at half the learning rate.
+
+        The gradient is the same again and Adam's step is proportional to the rate, so this halves the step.
+        """
+        data = [self._make_datum(batch, i, a) for i, a in zip(batch.members, gradients.advantages, strict=True)]
+        sent = [datum for datum in data if datum.advantages.any()]
+        full = scheduled_learning_rate(self._train, steps=self._steps, samples=self._samples_seen)
+        rows, scale = [batch.scored.rows[i] for i in batch.members], 1.0
+        while True:
+            norms = self._session.take_step(sent, full * scale)
+            after = [_to_tensor(found) for found in self._session.policy_logprobs(rows)]
+            metrics = policy_metrics(batch.scored, batch.members, after)
+            if metrics["kl/step"] <= self._train.safety.max_step_kl or scale <= MIN_STEP_SCALE:
+                break
+            scale /= 2
+            self._session.restore(self._state)
+        norm = next((norms[name] for name in _GRADIENT_NORMS if name in norms), None)
+        metrics |= epoch_metrics([_as_epoch(gradients, norm=norm or 0.0)], batch.terms)
+        del metrics["entropy"]  # the service does not return what it would need
+        if norm is None:
+            del metrics["gradient/norm"]
+        return metrics | {"step/scale": scale, "learning_rate": full, "turns": float(len(self._turns_of(batch)))}
+
+    def _make_datum(self, batch: _Batch, i: int, advantages: Any) -> DatumArrays:
+        sample, logp = batch.scored.samples[i], batch.scored.student[i].numpy()
+        return make_datum(sample.prompt_ids, sample.response_ids, logp, advantages)
+
+    def _turns_of(self, batch: _Batch) -> set[str]:
+        return {batch.scored.samples[i].turn for i in batch.members}
+
+    def _update_state(self, batch: _Batch, lengths: LengthEma) -> dict[str, float]:
+        first = [i for i in batch.members if not batch.scored.samples[i].replay]  # averages count each turn once
+        state = lengths.updated_state(batch.scored.trainable_tokens(first))
+        self._method_state = self._method.update_state([batch.scored.samples[i] for i in first], state)
+        self._steps += 1
+        self._samples_seen += len({batch.scored.samples[i].turn for i in first})
+        stale = {turn for turn, why in batch.dropped.items() if why.startswith("too stale")}
+        return {"step": float(self._steps), "dropped/stale": float(len(stale))}
+
+    def _write_version(self, out: Path) -> None:
+        """Save the checkpoints under the name of the version's folder, then write the folder."""
+        state, sampler = self._session.save_version(f"openclaw-{out.name}")
+        version = TinkerVersion(base=self._service.model, rank=self._train.lora.rank, sampler=sampler, state=state)
+        counts = {"steps": self._steps, "samples": self._samples_seen, "settings": self._train.model_dump(mode="json")}
+        files = {TINKER_FILE: encode_version(version), state_files.STATE_FILE: json.dumps(counts, indent=2).encode()}
+        write_folder(out, files)
+        self._state = state
+
+    def _no_step_result(self, metrics: Mapping[str, float], dropped: Mapping[str, str]) -> StepResult:
+        return StepResult(folder=None, digest="", metrics=metrics, memory=self._method_state, dropped=dropped)
+
+
+def _to_tensor(logprobs: Logprobs) -> torch.Tensor:
+    return torch.from_numpy(logprobs)
+
+
+def _every(batch: _Batch, why: str) -> dict[str, str]:
+    """Return why no turn of the batch was trained on."""
+    return batch.dropped | {batch.scored.samples[i].turn: why for i in batch.members}
+
+
+def _as_epoch(gradients: TokenGradients, *, norm: float) -> EpochResult:
+    loss = gradients.loss
+    values = {"total": loss.total.item()} | dict(loss.parts)
+    return EpochResult(values=values, counts=loss.counts, norm=norm)
+
+
+def _split_usable(samples: Sequence[Sample]) -> tuple[list[Sample], dict[str, str]]:
+    """Return the samples that the service can compute on, and why it cannot on the turns of the others."""
+    reasons = {
+        sample.turn: f"sampled at temperature {sample.temperature:g}; Tinker computes at temperature 1"
+        if sample.temperature != 1
+        else "a reply of the teacher: Tinker has no loss for it"
+        for sample in samples
+        if sample.temperature != 1 or sample.from_teacher
+    }
+    return [sample for sample in samples if sample.turn not in reasons], reasons

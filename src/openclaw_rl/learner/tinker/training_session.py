@@ -1,0 +1,150 @@
+"""Calls of the trainer to the Tinker service: scoring, one optimizer step, and checkpoints. They block.
+
+Raises `TrainerAbsent` for a service that does not answer or refuses the account, so that the batch stays free and is
+tried again; `TooLarge` for a sequence that is too long; `ModelError` for anything else about the batch.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from openclaw_rl.common.progress import library_call
+from openclaw_rl.errors import EngineError, ModelError, TooLarge, TrainerAbsent
+from openclaw_rl.learner.forward.packing import TokenSequence
+from openclaw_rl.learner.tinker.datum_arrays import DatumArrays, make_datum, response_part, scale_for_reduction
+from openclaw_rl.learner.tinker.training_budget import TrainingBudget
+from openclaw_rl.settings.load import TinkerConfig, TrainConfig
+from openclaw_rl.tinker.service import TinkerService
+from openclaw_rl.tinker.service_errors import classify_error
+from openclaw_rl.types import Logprobs
+
+T = TypeVar("T")
+RETRY_SECONDS = 10.0  # seconds between two attempts: each one makes a model at the service
+ADAM_EPS = 1e-8  # as torch's AdamW, which the local trainer uses
+
+
+class TrainingSession:
+    """One LoRA model at the service, and a sampling client of the base."""
+
+    def __init__(self, service: TinkerService, tinker: TinkerConfig, train: TrainConfig, usage: TrainingBudget) -> None:
+        self._service, self._tinker, self._train, self._usage = service, tinker, train, usage
+        self._client: Any = None
+        self._base: Any = None
+        self._initial: str | None = None  # state of the adapter before its first step
+        self._failed: tuple[float, TrainerAbsent] | None = None  # when the service failed, and how
+
+    def restore(self, state: str | None) -> None:
+        """Make the service's model that of a checkpoint; None: the base with a new adapter.
+
+        Each step begins so: what an earlier step did there, whose answer may be lost, has no effect on it. After a
+        failure of the service it is not asked for `RETRY_SECONDS`.
+        """
+        if self._failed is not None and time.monotonic() - self._failed[0] < RETRY_SECONDS:
+            raise self._failed[1]
+        if self._client is None:
+            self._client = self._run_blocking(self._create_model)
+            name = f"initial-{uuid.uuid4().hex[:12]}"
+            self._initial = self._finish(lambda: self._client.save_state(name)).path
+        path = state or self._initial
+        self._finish(lambda: self._client.load_state_with_optimizer(path))
+
+    def _create_model(self) -> Any:
+        service, rank, seed = self._service, self._train.lora.rank, self._train.seed
+        return service.run_blocking(
+            lambda: service.open_session().create_lora_training_client(base_model=service.model, rank=rank, seed=seed)
+        )
+
+    def reset(self) -> None:
+        """Forget the model at the service, which may be gone: the next call makes another one."""
+        self._client = self._base = self._initial = None
+
+    def policy_logprobs(self, rows: Sequence[TokenSequence]) -> list[Logprobs]:
+        """Return [R] log-probabilities of each response under the model as it is at the service."""
+        data = [make_datum(row.prompt_ids, row.response_ids) for row in rows]
+        self._count(data, trained=False)
+        sent, loss = self._to_sdk(data, "cross_entropy"), "cross_entropy"
+        answer = self._finish(lambda: self._client.forward(sent, loss), of_batch=True)
+        outputs = [output["logprobs"].tolist() for output in answer.loss_fn_outputs]
+        return [response_part(found, len(row.response_ids)) for row, found in zip(rows, outputs, strict=True)]
+
+    def base_logprobs(self, rows: Sequence[TokenSequence]) -> list[Logprobs]:
+        """Return [R] log-probabilities of each response under the base."""
+        if not rows:
+            return []
+        if self._base is None:
+            self._base = self._run_blocking(lambda: self._service.create_sampler(None))
+        sequences = [[*row.prompt_ids.tolist(), *row.response_ids.tolist()] for row in rows]
+        self._usage.add_tokens(sum(map(len, sequences)), trained=False)
+        started = [self._service.start_scoring(self._base, ids) for ids in sequences]
+        found = [self._wait_started(one) for one in started]
+        return [response_part(values, len(row.response_ids)) for row, values in zip(rows, found, strict=True)]
+
+    def take_step(self, data: Sequence[DatumArrays], rate: float) -> dict[str, float]:
+        """Take one optimizer step on the importance-sampling loss. Return the service's metrics of it."""
+        optimizer = self._train.optimizer
+        adam = self._service.sdk.AdamParams(
+            learning_rate=rate,
+            beta1=optimizer.adam_beta1,
+            beta2=optimizer.adam_beta2,
+            eps=ADAM_EPS,
+            weight_decay=optimizer.weight_decay,
+            grad_clip_norm=optimizer.clip_grad,
+        )
+        self._count(data, trained=True)
+        loss = "importance_sampling"
+        sent = self._to_sdk(data, loss)
+        self._finish(lambda: self._client.forward_backward(sent, loss), of_batch=True)
+        return dict(self._finish(lambda: self._client.optim_step(adam)).metrics or {})
+
+    def save_version(self, name: str) -> tuple[str, str]:
+        """Save the model under a new name. Return the paths of its state, and of its weights for sampling."""
+        state: str = self._finish(lambda: self._client.save_state(name)).path
+        sampler: str = self._finish(lambda: self._client.save_weights_for_sampler(name)).path
+        return state, sampler
+
+    def _count(self, data: Sequence[DatumArrays], *, trained: bool) -> None:
+        self._usage.add_tokens(sum(len(datum.input_ids) for datum in data), trained=trained)
+
+    def _to_sdk(self, data: Sequence[DatumArrays], loss: str) -> list[Any]:
+        sdk, made = self._service.sdk, []
+        for datum, advantages in zip(data, scale_for_reduction(data, self._tinker.reduction), strict=True):
+            inputs: dict[str, Any] = {"target_tokens": datum.target_ids.tolist()}
+            if loss == "importance_sampling":
+                inputs |= {"logprobs": datum.logprobs.tolist(), "advantages": advantages.tolist()}
+            made.append(sdk.Datum(model_input=self._service.model_input(datum.input_ids), loss_fn_inputs=inputs))
+        return made
+
+    def _finish(self, start: Callable[[], Any], *, of_batch: bool = False) -> Any:
+        """Start a call of the SDK and wait for its answer, `tinker.timeout` seconds at most.
+
+        `of_batch`: the call has the batch in it, which may be why it fails.
+        """
+        return self._run_blocking(lambda: start().result(timeout=self._tinker.timeout), of_batch=of_batch)
+
+    def _wait_started(self, started: Any) -> Any:
+        return self._finish(lambda: started, of_batch=True)
+
+    def _run_blocking(self, call: Callable[[], T], *, of_batch: bool = False) -> T:
+        try:
+            with library_call():
+                return call()
+        except TimeoutError:
+            raise self._absent(self._service.timeout_error()) from None
+        except Exception as error:  # noqa: BLE001 - the SDK raises errors of several libraries
+            raise self._to_trainer_error(error, of_batch=of_batch) from None
+
+    def _to_trainer_error(self, error: Exception, *, of_batch: bool) -> Exception:
+        found = self._service.to_engine_error(error)
+        kind = classify_error(error) if of_batch and not isinstance(error, EngineError) else "absent"
+        if kind == "absent":
+            return self._absent(found)
+        self.reset()
+        return (TooLarge if kind == "too_long" else ModelError)(str(found))
+
+    def _absent(self, error: EngineError) -> TrainerAbsent:
+        self.reset()  # gradients of a call without an answer may be there
+        self._failed = time.monotonic(), TrainerAbsent(str(error))
+        return self._failed[1]

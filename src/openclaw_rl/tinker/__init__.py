@@ -1,0 +1,1 @@
+"""The Tinker service: its SDK, and the files of versions that it holds."""

@@ -1,0 +1,174 @@
+"""A session with the Tinker service by its official SDK. The SDK is imported when the session is opened.
+
+The SDK retries time-outs, 429 and 5xx by itself. Every call here ends after `tinker.timeout` seconds at the latest,
+with an `EngineError` of one line. Shapes: N tokens of a sequence.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from openclaw_rl.errors import EngineError, EngineGone
+from openclaw_rl.settings.load import Config
+from openclaw_rl.tinker.service_errors import describe_error, is_transient, missing_model
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+RECONNECT_SECONDS = 5.0  # seconds between attempts to reach a service that refused or did not answer
+
+
+def import_sdk() -> Any:
+    """Import the SDK, which takes about a second."""
+    import tinker
+
+    return tinker
+
+
+class TinkerService:
+    """One session with the service. Calls block; several threads may call."""
+
+    def __init__(self, config: Config, load_sdk: Callable[[], Any] = import_sdk) -> None:
+        """`load_sdk`: returns the module of the SDK."""
+        self._config, self._load_sdk = config.tinker, load_sdk
+        self.model = config.tinker.model or config.model.path
+        self.sdk: Any = None
+        self.context_length: int | None = None  # tokens, as the service reports it; None: it does not
+        self._client: Any = None
+        self._lock = threading.Lock()
+        self._attempt: _Attempt | None = None
+        self._failed: tuple[float, EngineError] | None = None  # when the last attempt to connect failed, and how
+
+    def open_session(self) -> Any:
+        """Return the SDK's service client; connect first if necessary. Raises `EngineGone`, `EngineError`.
+
+        A service that cannot be reached is reported after `tinker.connect_timeout`; the attempt continues meanwhile.
+        """
+        with self._lock:
+            if self._client is not None:
+                return self._client
+            if self._failed is not None and time.monotonic() - self._failed[0] < RECONNECT_SECONDS:
+                raise self._failed[1]
+            try:
+                self._client = self._connect()
+            except EngineError as error:
+                self._failed = time.monotonic(), error
+                raise
+            return self._client
+
+    def _connect(self) -> Any:
+        if self._attempt is None:
+            self._attempt = _Attempt(self._ask_capabilities)
+        attempt = self._attempt
+        if not attempt.wait(self._config.connect_timeout):
+            where = self._config.url or "its default address"
+            raise EngineGone(
+                f"the Tinker service at {where} does not answer within {self._config.connect_timeout:g} s. Check the "
+                "network and tinker.url (TINKER_ENDPOINT)"
+            )
+        self._attempt = None
+        try:
+            client, capabilities = attempt.result()
+        except Exception as error:  # noqa: BLE001 - the SDK raises errors of several libraries
+            raise self._to_engine_error(error) from None
+        self._check_model(capabilities)
+        return client
+
+    def _ask_capabilities(self) -> tuple[Any, Any]:
+        self.sdk = self._load_sdk()
+        given = {"base_url": self._config.url, "api_key": self._config.api_key, "project_id": self._config.project_id}
+        client = self.sdk.ServiceClient(**{name: value for name, value in given.items() if value})
+        return client, client.get_server_capabilities()
+
+    def _check_model(self, capabilities: Any) -> None:
+        """Read the context length of the model. Raises `EngineError` if the service does not have it."""
+        models = {str(each.model_name): each for each in capabilities.supported_models}
+        if models and self.model not in models:
+            raise EngineError(missing_model(self.model, tuple(models), url=self._config.url))
+        context = getattr(models.get(self.model), "max_context_length", None)
+        self.context_length = int(context) if context else None
+
+    def create_sampler(self, path: str | None) -> Any:
+        """Return the SDK's sampling client of a version's weights; None: of the base."""
+        chosen = {"base_model": self.model} if path is None else {"model_path": path}
+        return self.run_blocking(lambda: self.open_session().create_sampling_client(**chosen))
+
+    def start_sampling(
+        self, sampler: Any, ids: Sequence[int], *, max_tokens: int, stop: Sequence[int], **sampling: Any
+    ) -> Future[Any]:
+        """Start one reply. The future has the SDK's answer, or its error."""
+        given = {name: value for name, value in sampling.items() if value is not None}
+        params = self.sdk.SamplingParams(max_tokens=max_tokens, stop=list(stop) or None, **given)
+        started: Future[Any] = sampler.sample(prompt=self.model_input(ids), num_samples=1, sampling_params=params)
+        return started
+
+    def start_scoring(self, sampler: Any, ids: Sequence[int]) -> Future[Any]:
+        """Start to compute [N] log-probabilities of a sequence; the first is None."""
+        started: Future[Any] = sampler.compute_logprobs(self.model_input(ids))
+        return started
+
+    def model_input(self, ids: Iterable[int]) -> Any:
+        """Return token ids in the SDK's form."""
+        return self.sdk.ModelInput.from_ints([int(token) for token in ids])
+
+    def run_blocking(self, call: Callable[[], T]) -> T:
+        """Return the result of a call of the SDK that blocks. Raises `EngineError`."""
+        attempt = _Attempt(call)
+        if not attempt.wait(self._config.timeout):
+            raise self.timeout_error()
+        try:
+            found: T = attempt.result()
+            return found
+        except EngineError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the SDK raises errors of several libraries
+            raise self._to_engine_error(error) from None
+
+    def timeout_error(self) -> EngineGone:
+        """Return the error of a call that took too long."""
+        where = self._config.url or "its default address"
+        return EngineGone(
+            f"the Tinker service at {where} gave no answer within {self._config.timeout:g} s (tinker.timeout), its "
+            "retries included. Try again later"
+        )
+
+    @property
+    def timeout(self) -> float:
+        return self._config.timeout
+
+    def _to_engine_error(self, error: BaseException) -> EngineError:
+        text = describe_error(error, url=self._config.url, model=self.model)
+        return EngineGone(text) if is_transient(error) else EngineError(text)
+
+    def to_engine_error(self, error: BaseException) -> EngineError:
+        """Return an error of the SDK as one of ours; one of ours as it is."""
+        return error if isinstance(error, EngineError) else self._to_engine_error(error)
+
+
+class _Attempt:
+    """A blocking call in a thread that nobody has to wait for: the process can end while it hangs."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self._future: Future[Any] = Future()
+        threading.Thread(target=self._run_call, args=(call,), daemon=True, name="tinker-call").start()
+
+    def _run_call(self, call: Callable[[], Any]) -> None:
+        try:
+            self._future.set_result(call())
+        except BaseException as error:  # noqa: BLE001 - raised again by `result`
+            self._future.set_exception(error)
+
+    def wait(self, timeout: float) -> bool:
+        """Wait for the end. Return False after `timeout` seconds."""
+        try:
+            self._future.exception(timeout)
+        except TimeoutError:
+            return False
+        return True
+
+    def result(self) -> Any:
+        return self._future.result()

@@ -1,0 +1,84 @@
+"""Before anything goes to Tinker the owner sees what, and agrees once for each address and purpose."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import pytest
+
+from openclaw_rl.cli import main as command_line
+from openclaw_rl.cli import tinker_consent
+from openclaw_rl.cli.tinker_consent import require_consent
+from openclaw_rl.errors import ConfigError
+from openclaw_rl.settings.load import Config, from_flat
+from openclaw_rl.store import events
+from openclaw_rl.store.db import Store
+from openclaw_rl.supervisor import preflight, supervisor
+from openclaw_rl.supervisor.supervisor import prepare_home
+
+SERVE = ("engine", "gateway")
+
+
+def settings(home: Path, **more: object) -> Config:
+    config = from_flat({"home": str(home), "engine.backend": "tinker", "tinker.url": "http://one:1"} | more)
+    prepare_home(config)
+    return config
+
+
+def test_without_a_yes_nothing_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = settings(tmp_path)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="before you agree"):
+            require_consent(config, SERVE, yes=False)
+    said = capsys.readouterr().err
+    assert "(http://one:1) gets" in said
+    assert "every prompt (system text, conversation, tools, lessons) and of every reply" in said
+    assert "to train" not in said
+
+
+def test_a_yes_is_recorded_and_holds_for_this_address(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = settings(tmp_path)
+    require_consent(config, SERVE, yes=True)
+    assert "gets:" in capsys.readouterr().err, "shown also with --yes"
+    require_consent(config, SERVE, yes=False)
+    assert capsys.readouterr().err == ""
+    with Store.open(config.store_path) as store, store.read() as conn:
+        (event,) = events.read_after(conn, 0, 10, ["consent.tinker"])
+    assert (event.ref, event.data) == ("http://one:1", {"purposes": ["serve"]})
+    with pytest.raises(ConfigError, match="before you agree"):
+        require_consent(settings(tmp_path, **{"tinker.url": "http://two:2"}), SERVE, yes=False)
+
+
+def test_in_a_terminal_it_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([click.Abort(), None])
+
+    def confirm(text: str, **options: object) -> None:
+        if (answer := next(answers)) is not None:
+            raise answer
+
+    monkeypatch.setattr(tinker_consent.sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(tinker_consent.click, "confirm", confirm)
+    with pytest.raises(click.Abort):
+        require_consent(settings(tmp_path), SERVE, yes=False)
+    require_consent(settings(tmp_path), SERVE, yes=False)
+    require_consent(settings(tmp_path), SERVE, yes=False)
+
+
+def test_other_engines_ask_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    require_consent(settings(tmp_path, **{"engine.backend": "embedded", "tinker.url": None}), SERVE, yes=False)
+    require_consent(settings(tmp_path), ("collect", "judge"), yes=False)
+    assert capsys.readouterr().err == ""
+
+
+def test_the_command_asks_before_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+    monkeypatch.setattr(preflight, "check_before_start", lambda config, workers: None)
+    monkeypatch.setattr(supervisor, "supervise", lambda config, workers: started.append(workers))
+    words = ["serve", "--home", str(tmp_path), "--backend", "tinker"]
+    with pytest.raises(ConfigError, match="before you agree"):
+        command_line.cli([*words], standalone_mode=False)
+    assert started == []
+    for more in (["--yes"], []):
+        command_line.cli([*words, *more], standalone_mode=False)
+    assert started == [SERVE, SERVE]

@@ -1,0 +1,111 @@
+"""SkyRL's open Tinker server on the CPU, as a child process; it is started as `uv run -m skyrl.tinker.api` wants it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from openclaw_rl.common.sockets import free_port
+
+KEY = "tml-test"
+RANK = 8
+READY_SECONDS = 240.0
+# The server reads its parent's command line, and starts its engine by `uv run` too. Pydantic needs this TypedDict below
+# Python 3.12.
+_UV = """#!{python}
+import signal, subprocess, sys
+code = (
+    "import runpy, sys, typing, typing_extensions; typing.TypedDict = typing_extensions.TypedDict; "
+    "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
+)
+child = subprocess.Popen([{python!r}, "-c", code, *sys.argv[sys.argv.index("-m") + 1 :]])
+signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+sys.exit(child.wait())
+"""
+
+
+class SkyrlServer:
+    """Starts on entry, and can be killed and started again on the same folder and port."""
+
+    def __init__(self, folder: Path, model: Path, *, adapters: int = 12) -> None:
+        self.folder, self.model, self._adapters = folder, model, adapters
+        self.port = free_port()
+        self.log = folder / "server.log"
+        (folder / "bin").mkdir(parents=True, exist_ok=True)
+        uv = folder / "bin" / "uv"
+        uv.write_text(_UV.format(python=sys.executable))
+        uv.chmod(0o755)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+    def __enter__(self) -> Self:
+        backend = {
+            "max_lora_adapters": self._adapters,
+            "max_lora_rank": RANK,
+            "train_micro_batch_size": 4,
+            "sample_max_num_sequences": 8,
+        }
+        options = {
+            "--base-model": str(self.model),
+            "--backend": "jax",
+            "--backend-config": json.dumps(backend),
+            "--database-url": f"sqlite:///{self.folder}/tinker.db",
+            "--checkpoints-base": str(self.checkpoints),
+            "--host": "127.0.0.1",
+            "--port": str(self.port),
+        }
+        path = f"{self.folder / 'bin'}:{os.environ['PATH']}"
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [str(self.folder / "bin" / "uv"), "run", "-m", "skyrl.tinker.api", *sum(options.items(), ())],
+                env=os.environ | {"PATH": path, "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        try:
+            self._wait_ready()
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    def _wait_ready(self) -> None:
+        end = time.monotonic() + READY_SECONDS
+        while time.monotonic() < end:
+            assert self._process.poll() is None, self.log.read_text()[-3000:]
+            try:
+                urllib.request.urlopen(f"{self.url}/api/v1/healthz", timeout=2).close()
+            except (urllib.error.URLError, OSError):
+                time.sleep(0.2)
+            else:
+                return
+        raise AssertionError(self.log.read_text()[-3000:])
+
+    def kill(self) -> None:
+        """End the server and its engine at once."""
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+        self._process.wait()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()

@@ -1,0 +1,316 @@
+"""Steps at Tinker: the gradient of our formula, the trust region, exactly once, and the budget."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.learner.tinker.training_sdk import MODEL, TrainingSdk, base_logits, sequence_logprobs
+
+from openclaw_rl.common.policy_digest import TINKER_FILE, digest_of_folder
+from openclaw_rl.errors import ModelError, TooLarge, TrainerAbsent
+from openclaw_rl.learner.loss.distillation import term_slices
+from openclaw_rl.learner.loss.policy_loss import make_loss_config, micro_batch_loss
+from openclaw_rl.learner.tinker import training_session
+from openclaw_rl.learner.tinker.trainer import TinkerTrainer
+from openclaw_rl.methods.registry import make_method
+from openclaw_rl.methods.types import BatchLogprobs, Sample, StepResult
+from openclaw_rl.settings.load import Config, from_flat
+from openclaw_rl.tinker.service import TinkerService
+
+SETTINGS = {
+    "engine.backend": "tinker",
+    "train.trainer": "tinker",
+    "tinker.model": MODEL,
+    "tinker.api_key": "tml-x",
+    "gate.kind": "numbers",
+    "train.lora.rank": 8,
+}
+
+
+class StatusError(Exception):
+    """As the SDK's `APIStatusError`."""
+
+    def __init__(self, status_code: int, message: str) -> None:
+        super().__init__(message)
+        self.status_code = status_code
+
+
+def make_sample(turn: int, reward: float | None, *, hints: int = 0, gap: float = 0.1, **more: Any) -> Sample:
+    """A turn that another policy sampled: its log-probabilities differ from the base's by about `gap`."""
+    random = np.random.default_rng(turn)
+    prompt, response = (random.integers(0, 16, n).astype(np.int32) for n in (4 + turn, 3 + 2 * turn))
+    whole = [*prompt[-1:].tolist(), *response.tolist()]
+    now = sequence_logprobs(base_logits(), whole[:-1], whole[1:]).numpy()
+    values: dict[str, Any] = {
+        "turn": f"t{turn}",
+        "agent": "a",
+        "prompt_ids": prompt,
+        "response_ids": response,
+        "logprobs": np.minimum(now + gap * random.normal(size=len(now)), -1e-3).astype(np.float32),
+        "mask": np.arange(len(response)) != 1,
+        "temperature": 1.0,
+        "version": 0,
+        "reward": reward,
+        "hinted_prompts": tuple(random.integers(0, 16, 6).astype(np.int32) for _ in range(hints)),
+    }
+    return Sample(**values | more)
+
+
+BATCH = [make_sample(1, 1.0), make_sample(2, -1.0, hints=1), make_sample(3, None, hints=2), make_sample(4, -1.0)]
+
+
+@pytest.fixture
+def sdk() -> TrainingSdk:
+    return TrainingSdk()
+
+
+Make = Callable[..., TinkerTrainer]
+
+
+@pytest.fixture
+def make(sdk: TrainingSdk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+    monkeypatch.setattr(training_session, "RETRY_SECONDS", 0.0)
+
+    def one(**settings: Any) -> TinkerTrainer:
+        config = from_flat(SETTINGS | {"home": str(tmp_path)} | settings)
+        service = TinkerService(config, lambda: sdk)
+        return TinkerTrainer(config, make_method(config.train), service)
+
+    return one
+
+
+def expected_gradient(config: Config, samples: list[Sample]) -> torch.Tensor:
+    """The gradient of the local trainer's loss by the model's matrix: autograd through the whole loss."""
+    delta = torch.zeros(16, 16, dtype=torch.float64, requires_grad=True)
+
+    def logprobs(sample: Sample, prompt: np.ndarray, logits: torch.Tensor) -> torch.Tensor:
+        whole = [int(prompt[-1]), *sample.response_ids.tolist()]
+        return sequence_logprobs(logits, whole[:-1], whole[1:])
+
+    student = [logprobs(s, s.prompt_ids, base_logits() + delta) for s in samples]
+    base = [logprobs(s, s.prompt_ids, base_logits()) for s in samples]
+    evidence = BatchLogprobs(
+        samples=samples,
+        student_logprobs=[o.detach().numpy() for o in student],
+        teacher_logprobs=[[logprobs(s, p, base_logits()).numpy() for p in s.hinted_prompts] for s in samples],
+    )
+    terms = make_method(config.train).loss_terms(evidence, {})
+    members = [i for i in range(len(samples)) if any(term.masks[i].any() for term in terms)]
+    length_ema = sum(int(samples[i].mask.sum()) for i in members) / len(members)
+    logp_K = torch.cat([student[i] for i in members])
+    loss = micro_batch_loss(
+        logp_K=logp_K,
+        mu_K=torch.cat([torch.from_numpy(samples[i].logprobs).double() for i in members]),
+        base_K=torch.cat([base[i] for i in members]),
+        terms=term_slices(terms, members, logp_K.unsqueeze(-1), length_ema),
+        kl_coef=config.train.loss.kl_coef,
+        kl_denominator=len(members) * length_ema,
+        config=make_loss_config(config.train),
+        rows_K=torch.arange(len(members)).repeat_interleave(torch.tensor([len(student[i]) for i in members])),
+    )
+    (gradient,) = torch.autograd.grad(loss.total, delta)
+    return gradient
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+@pytest.mark.parametrize("method", ["binary", "opd", "combine"])
+def test_the_gradient_is_that_of_the_local_formula(
+    make: Make, sdk: TrainingSdk, tmp_path: Path, method: str, reduction: str
+) -> None:
+    """Samples with large gaps are in the batch: some of their tokens are clipped, others masked."""
+    sdk.reduction = reduction
+    samples = [*BATCH, make_sample(5, 1.0, gap=0.6, hints=1), make_sample(6, -1.0, gap=0.6)]
+    settings = {"train.method": method, "tinker.reduction": reduction, "train.safety.max_turn_log_ratio": 9.0}
+    result = make(**settings).step(samples, str(tmp_path / "000001-a"))
+    expected = expected_gradient(from_flat(SETTINGS | settings), samples)
+    assert expected.abs().max() > 1e-3
+    torch.testing.assert_close(sdk.gradients[0], expected, rtol=1e-4, atol=1e-6)
+    assert result.metrics["gradient/norm"] == pytest.approx(expected.norm().item(), rel=1e-4)
+    assert {"loss/total", "kl", "kl/step", "gap"} <= result.metrics.keys()
+    assert set(result.credit) == {s.turn for s in samples if s.turn not in result.dropped}
+
+
+@pytest.mark.parametrize("surrogate", ["cispo", "gspo"])
+def test_other_surrogates_have_their_gradient_too(make: Make, sdk: TrainingSdk, tmp_path: Path, surrogate: str) -> None:
+    settings = {"train.method": "combine", "train.loss.surrogate": surrogate, "train.loss.kl_coef": 1.0}
+    make(**settings).step(BATCH, str(tmp_path / "000001-a"))
+    expected = expected_gradient(from_flat(SETTINGS | settings), BATCH)
+    torch.testing.assert_close(sdk.gradients[0], expected, rtol=1e-4, atol=1e-6)
+
+
+def take_step(trainer: TinkerTrainer, out: Path, samples: list[Sample] = BATCH) -> StepResult:
+    return trainer.step(samples, str(out))
+
+
+def test_a_version_is_where_the_service_holds_it_and_another_process_goes_on_from_it(
+    make: Make, sdk: TrainingSdk, tmp_path: Path
+) -> None:
+    first = make()
+    one = take_step(first, tmp_path / "000001-a")
+    assert (one.digest, set(one.files)) == (digest_of_folder(str(one.folder)), {TINKER_FILE, "trainer.json"})
+    held = json.loads((tmp_path / "000001-a" / TINKER_FILE).read_text())
+    assert held["sampler"] == "tinker://run/sampler/openclaw-000001-a"
+    first.load(folder=one.folder, memory=one.memory)
+    two = take_step(first, tmp_path / "000002-a")
+    again = make()
+    again.load(folder=one.folder, memory=one.memory)
+    repeated = take_step(again, tmp_path / "000002-b")
+    assert repeated.metrics["step"] == two.metrics["step"] == 2
+    assert repeated.memory == two.memory
+    path = "tinker://run/weights/openclaw-000002-"
+    torch.testing.assert_close(sdk.saved[f"{path}a"], sdk.saved[f"{path}b"], rtol=0, atol=0)
+
+
+LOST = ["forward", "forward_backward", "optim_step", "save_state", "save_sampler", "load_state"]
+
+
+@pytest.mark.parametrize("call", LOST)
+@pytest.mark.parametrize("is_lost", [False, True], ids=["failed", "answer lost"])
+def test_a_step_whose_answer_is_lost_is_not_taken_twice(
+    make: Make, sdk: TrainingSdk, tmp_path: Path, call: str, is_lost: bool
+) -> None:
+    calm, trainer = make(), make()
+    for one in (calm, trainer):
+        result = take_step(one, tmp_path / f"000001-{id(one)}")
+        one.load(folder=result.folder, memory=result.memory)
+    expected = take_step(calm, tmp_path / "000002-calm")
+    (sdk.loses if is_lost else sdk.fails)[call] = StatusError(503, "gone")
+    with pytest.raises(TrainerAbsent, match="does not answer"):
+        take_step(trainer, tmp_path / "000002-lost")
+    assert not (tmp_path / "000002-lost").exists()
+    trainer.load(folder=result.folder, memory=result.memory)  # as the train loop does
+    found = take_step(trainer, tmp_path / "000002-again")
+    path = "tinker://run/weights/openclaw-000002-"
+    torch.testing.assert_close(sdk.saved[f"{path}again"], sdk.saved[f"{path}calm"], rtol=0, atol=0)
+    assert found.memory == expected.memory
+
+
+def test_a_step_starts_from_the_checkpoint_of_its_version(make: Make, sdk: TrainingSdk, tmp_path: Path) -> None:
+    trainer = make()
+    one = take_step(trainer, tmp_path / "000001-a")
+    take_step(trainer, tmp_path / "000002-a")  # rejected: the loop loads the head again
+    trainer.load(folder=one.folder, memory=one.memory)
+    take_step(trainer, tmp_path / "000002-b")
+    assert sdk.restored[-1] == "tinker://run/weights/openclaw-000001-a"
+    trainer.load(folder=None, memory={})
+    back = take_step(trainer, tmp_path / "000001-c")
+    assert back.metrics["step"] == 1
+    first, again = (sdk.saved[f"tinker://run/weights/openclaw-000001-{x}"][0] for x in "ac")
+    torch.testing.assert_close(first, again, rtol=0, atol=0)
+
+
+def test_a_step_too_far_is_taken_again_at_half_the_rate(make: Make, sdk: TrainingSdk, tmp_path: Path) -> None:
+    settings = {"train.optimizer.learning_rate": 0.5, "train.safety.max_step_kl": 1e6}
+    free = take_step(make(**settings), tmp_path / "000001-free")
+    bound = free.metrics["kl/step"] / 10
+    settings["train.safety.max_step_kl"] = bound
+    held = take_step(make(**settings), tmp_path / "000001-held")
+    assert held.metrics["kl/step"] <= bound
+    assert held.metrics["step/scale"] == sdk.steps[-1] / 0.5 < 1
+    path = "tinker://run/weights/openclaw-000001-"
+    whole, part = (sdk.saved[path + name][0] for name in ("free", "held"))
+    torch.testing.assert_close(part, whole * held.metrics["step/scale"], rtol=1e-6, atol=1e-9)
+
+
+def test_what_cannot_be_computed_there_is_left_out_with_the_reason(make: Make, tmp_path: Path) -> None:
+    cool, taught = make_sample(7, 1.0, temperature=0.6), make_sample(8, 1.0, from_teacher=True)
+    result = take_step(make(), tmp_path / "000001-a", [*BATCH, cool, taught])
+    assert "temperature 0.6; Tinker computes at temperature 1" in result.dropped["t7"]
+    assert "no loss for it" in result.dropped["t8"]
+    nothing = take_step(make(), tmp_path / "000001-b", [cool])
+    assert (nothing.folder, set(nothing.dropped)) == (None, {"t7"})
+
+
+def test_without_a_gradient_there_is_no_step(make: Make, sdk: TrainingSdk, tmp_path: Path) -> None:
+    same = [replace(BATCH[0], reward=None), make_sample(9, 1.0, gap=40.0)]
+    result = take_step(make(**{"train.method": "binary"}), tmp_path / "000001-a", same)
+    assert result.folder is None
+    assert result.dropped["t1"] == "no score and no hint that the method can use"
+    assert result.dropped["t9"].startswith("too stale")
+    assert sdk.steps == []
+
+
+def test_scores_are_those_of_the_loaded_version(make: Make, tmp_path: Path) -> None:
+    trainer = make()
+    before = trainer.score(BATCH)
+    whole = [int(BATCH[0].prompt_ids[-1]), *BATCH[0].response_ids.tolist()]
+    expected = sequence_logprobs(base_logits(), whole[:-1], whole[1:])
+    np.testing.assert_allclose(before[0], expected, rtol=1e-5)
+    result = take_step(trainer, tmp_path / "000001-a")
+    trainer.load(folder=result.folder, memory=result.memory)
+    assert not np.allclose(trainer.score(BATCH)[0], before[0])
+
+
+def test_the_budget_stops_training_for_good(make: Make, tmp_path: Path) -> None:
+    settings = {"tinker.budget_tokens": 300}
+    trainer = make(**settings)
+    for number in (1, 2):
+        result = take_step(trainer, tmp_path / f"{number:06d}-a")
+        assert result.metrics["tinker/tokens/trained"] > 0
+        assert result.metrics["tinker/tokens/scored"] > result.metrics["tinker/tokens/trained"]
+        trainer.load(folder=result.folder, memory=result.memory)
+    assert result.metrics["tinker/tokens/total"] >= 300
+    with pytest.raises(TrainerAbsent, match=r"tinker.budget_tokens \(300\) is used up.*serving is not affected"):
+        take_step(trainer, tmp_path / "000003-a")
+    with pytest.raises(TrainerAbsent, match="is used up"):
+        take_step(make(**settings), tmp_path / "000099-a")
+    trainer.load(folder=None, memory={})  # also after a rollback
+    with pytest.raises(TrainerAbsent, match="is used up"):
+        take_step(trainer, tmp_path / "000098-a")
+    assert take_step(make(), tmp_path / "000097-a").folder is not None
+
+
+@pytest.mark.parametrize(
+    ("call", "failure", "expected", "words"),
+    [
+        ("connect", StatusError(401, "bad key"), TrainerAbsent, "Set TINKER_API_KEY"),
+        ("create", ValueError("LoRA rank 64 must be between 1 and 8"), TrainerAbsent, "Set train.lora.rank"),
+        ("create", ValueError("no place for an adapter"), TrainerAbsent, "no place for an adapter"),
+        ("forward", StatusError(400, "the sequence exceeds the context"), TooLarge, "engine.max_context"),
+        ("score", ValueError("a token that is none"), ModelError, "a token that is none"),
+        ("save_state", ConnectionResetError("cut"), TrainerAbsent, "Check the network"),
+    ],
+)
+def test_failures_blame_the_service_or_the_batch(
+    make: Make, sdk: TrainingSdk, tmp_path: Path, call: str, failure: Exception, expected: type, words: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("openclaw_rl.tinker.service.RECONNECT_SECONDS", 0.0)
+    trainer = make()
+    sdk.fails[call] = failure
+    with pytest.raises(expected, match=words) as caught:
+        take_step(trainer, tmp_path / "000001-a")
+    assert type(caught.value) is expected
+    assert "\n" not in str(caught.value)
+    assert take_step(trainer, tmp_path / "000001-b").folder is not None
+
+
+def test_a_service_that_failed_is_left_alone_for_a_while(
+    make: Make, sdk: TrainingSdk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make()
+    monkeypatch.setattr(training_session, "RETRY_SECONDS", 60.0)
+    sdk.fails["forward"] = StatusError(503, "overloaded")
+    for _ in range(3):
+        with pytest.raises(TrainerAbsent, match="overloaded"):
+            take_step(trainer, tmp_path / "000001-a")
+    assert len(sdk.models) == 1
+    monkeypatch.setattr(training_session, "RETRY_SECONDS", 0.0)
+    assert take_step(trainer, tmp_path / "000001-b").folder is not None
+
+
+def test_a_version_of_another_base_rank_or_trainer_is_refused(make: Make, tmp_path: Path) -> None:
+    result = take_step(make(), tmp_path / "000001-a")
+    with pytest.raises(ModelError, match=r"with rank 8; the settings say org/model .tinker.model. and 4"):
+        make(**{"train.lora.rank": 4}).load(folder=result.folder, memory={})
+    (tmp_path / "000002-b").mkdir()
+    (tmp_path / "000002-b" / "adapter_config.json").write_text("{}")
+    with pytest.raises(ModelError, match=r"weights of another trainer|adapter_model"):
+        make().load(folder=str(tmp_path / "000002-b"), memory={})
