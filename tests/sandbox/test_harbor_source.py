@@ -216,6 +216,22 @@ def test_another_runner_verifies_in_a_fresh_box() -> None:
     assert failed is None
 
 
+def test_a_command_that_was_given_up_ends_with_its_box() -> None:
+    async def run() -> tuple[object, object]:
+        box = BoxCalls(box=TaskBox(folder=load_folder(write_task()), sandbox=SANDBOX))
+        await box.answer_call({"box": "open"})
+        sleep = {"box": "run", "command": "sleep 60", "cwd": None, "env": {}, "seconds": 60}
+        running = asyncio.create_task(box.answer_call(sleep))
+        await asyncio.sleep(0.3)
+        await box.answer_call({"box": "close"})
+        (ended,) = await asyncio.gather(running, return_exceptions=True)
+        return ended, box.failed
+
+    ended, failed = asyncio.run(run())
+    assert isinstance(ended, BoxLost)
+    assert failed is None
+
+
 def test_a_box_that_fails_is_known_and_a_missing_file_is_no_failure() -> None:
     missing, failed = call_box(write_task(), {"box": "open"}, {"box": "get", "source": "/app/no", "target": "/x"})[1:]
     assert isinstance(missing, OpenClawError)

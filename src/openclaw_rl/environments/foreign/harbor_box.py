@@ -34,8 +34,8 @@ class BoxEnvironment(BaseEnvironment):  # type: ignore[misc]
 
     @classmethod
     def resource_capabilities(cls) -> EnvironmentResourceCapabilities:
-        """The owner applies memory as a limit, and no limit of processors."""
-        return EnvironmentResourceCapabilities(memory_limit=True, cpu_request=True, fractional_cpus=True)
+        """The owner applies memory as a limit, and any number of processors as none."""
+        return EnvironmentResourceCapabilities(memory_limit=True, fractional_cpus=True)
 
     def _validate_definition(self) -> None:
         """Do nothing: the owner reads the definition, and refuses what a box cannot have."""

@@ -18,6 +18,7 @@ from request_loop import serve_requests
 TERMINUS = "terminus-2"
 SUMMARY_SHARE = 4  # Terminus-2 summarizes when less than this part of a small context is left
 SUMMARY_TOKENS = 8000  # its own default
+CLOCK_SHARE = 0.99  # of a time limit: Harbor measures by the clock of the day
 
 
 async def say_hello(_: dict[str, Any]) -> dict[str, Any]:
@@ -39,7 +40,7 @@ async def play_task(asked: dict[str, Any]) -> dict[str, Any]:
 
     trial.add_hook(TrialEvent.VERIFICATION_START, before_tests)
     result = await trial.run()
-    return {"outcome": make_outcome(result, getattr(trial.agent, "stopped", None))}
+    return {"outcome": make_outcome(result, getattr(trial.agent, "stopped", None), trial.verifier_timeout_sec)}
 
 
 def make_config(asked: Mapping[str, Any]) -> Any:
@@ -78,13 +79,16 @@ def terminus_options(asked: Mapping[str, Any]) -> dict[str, Any]:
     return options
 
 
-def make_outcome(result: Any, stopped: str | None) -> dict[str, Any]:
-    """Return the outcome that a trial's result means. Failures that the agent did not cause are void."""
+def make_outcome(result: Any, stopped: str | None, verifier_seconds: float) -> dict[str, Any]:
+    """Return the outcome that a trial's result means. Failures that the agent did not cause are void.
+
+    A verifier that took its whole time gives 0: for the solution it did. Harbor records this only as the first failure.
+    """
     failure = result.exception_info
     problem = f"{failure.exception_type}: {failure.exception_message}"[:1000] if failure is not None else None
-    if failure is not None and failure.exception_type == "VerifierTimeoutError":
-        return {"reward": 0.0, "reason": problem}
     rewards = result.verifier_result.rewards if result.verifier_result is not None else None
+    if rewards is None and verifier_time(result) >= CLOCK_SHARE * verifier_seconds:
+        return {"reward": 0.0, "reason": f"the verifier did not end within {verifier_seconds:g} s; {problem}"}
     if (failure is not None and not failure.policy.reward_valid) or not rewards:
         return {"status": "void", "reason": "; ".join(filter(None, (problem, stopped))) or "Harbor gave no reward"}
     parts = {name: float(value) for name, value in rewards.items()}
@@ -94,6 +98,14 @@ def make_outcome(result: Any, stopped: str | None) -> dict[str, Any]:
         "parts": {} if set(parts) == {"reward"} else parts,
         "reason": "; ".join(filter(None, (stopped, problem))) or None,
     }
+
+
+def verifier_time(result: Any) -> float:
+    """Return how long the verifier worked, in seconds."""
+    timing = result.verifier
+    if timing is None or timing.started_at is None or timing.finished_at is None:
+        return 0.0
+    return float((timing.finished_at - timing.started_at).total_seconds())
 
 
 if __name__ == "__main__":

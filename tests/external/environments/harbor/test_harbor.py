@@ -98,6 +98,16 @@ def test_the_end_of_the_replies_is_done_with_what_it_left(command: LibraryComman
     command.assert_captured("limited", steps=2)
 
 
+def test_the_times_of_agent_and_verifier_are_done(command: LibraryCommand, tmp_path: Path) -> None:
+    source = make_variant(tmp_path, "endless", test="#!/bin/sh\nsleep 90\n")
+    settings = tmp_path / "task/task.toml"
+    settings.write_text(settings.read_text().replace("timeout_sec = 60.0", "timeout_sec = 5.0"))
+    found = command.play(source, "slow", "--unchecked", *("20" if word == "60" else word for word in TERMINUS))
+    assert (found["done"], found["mean_reward"]) == (2, 0.0), found
+    for episode in command.episodes("slow"):
+        assert "the verifier did not end within 5 s; AgentTimeoutError" in episode.reason
+
+
 def test_what_the_agent_did_not_cause_is_void_and_unfit(command: LibraryCommand, tmp_path: Path) -> None:
     source = make_variant(tmp_path, "without a reward", test="#!/bin/sh\nexit 0\n")
     checked = command.run("check", source)

@@ -45,17 +45,24 @@ _OTHER_SECONDS = 600.0  # of a trial, beside the build, the agent and the verifi
 
 @dataclass(slots=True, kw_only=True)
 class BoxCalls:
-    """Answers what Harbor's environment asks of the box of one trial. `failed`: why the box was lost, or not built."""
+    """Answers what Harbor's environment asks of the box of one trial. `failed`: why the box was lost, or not built.
+
+    A command that Harbor gave up, such as a verifier that takes too long, ends with the box; this is no failure.
+    """
 
     box: TaskBox
     failed: UnfitTask | SandboxError | None = None
+    _closed: int = field(default=0, init=False)
 
     async def answer_call(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Answer a call. Raises `OpenClawError`, `ValueError`."""
+        self._closed += asked["box"] in ("move", "close")
+        closed = self._closed
         try:
             return await self._take_call(asked)
         except SandboxError as error:
-            if isinstance(error, BoxLost) or asked["box"] in ("open", "move"):  # a file that is missing is no failure
+            is_lost = isinstance(error, BoxLost) and closed == self._closed
+            if is_lost or asked["box"] in ("open", "move"):  # a file that is missing is no failure
                 self.failed = self.failed or error
             raise
         except UnfitTask as error:
