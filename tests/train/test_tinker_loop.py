@@ -72,7 +72,7 @@ class TinkerWorld:
         with self.store.read() as conn:
             found = policies.get(conn, version)
         assert found is not None
-        state: str = json.loads((Path(str(found.path)) / "tinker.json").read_text())["state"]
+        state: str = json.loads((Path(str(found.path)) / "tinker_version.json").read_text())["state"]
         return state
 
 

@@ -15,7 +15,7 @@ from openclaw_rl.common.progress import record_progress
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 MODEL_CONFIG = "config.json"  # written by transformers with full weights
-TINKER_FILE = "tinker.json"  # in place of weights: where the Tinker service holds them
+TINKER_FILE = "tinker_version.json"  # in place of weights: where the Tinker service holds them
 WEIGHT_FILES = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
 """The files of a PEFT adapter folder that determine its output, sorted."""
 OPTIMIZER_FILE = "optimizer.state"  # safetensors layout; engines load each *.safetensors file of a folder as weights
@@ -37,7 +37,7 @@ def digest_of_parts(parts: Mapping[str, bytes | bytearray]) -> str:
 
 
 def weight_files(folder: str | Path) -> tuple[str, ...]:
-    """Return the sorted names of the adapter files or, without an adapter, of the safetensors files or `tinker.json`.
+    """Return the sorted names of the adapter files or, without an adapter, of the safetensors files or `TINKER_FILE`.
 
     The result is empty if only the model's configuration is left, after old full weights were pruned.
     """

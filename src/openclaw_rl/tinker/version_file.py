@@ -1,4 +1,4 @@
-"""`tinker.json`: the file of a policy version whose weights the Tinker service holds."""
+"""`tinker_version.json`: the file of a policy version whose weights the Tinker service holds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TinkerVersion:
 
 
 def encode_version(version: TinkerVersion) -> bytes:
-    """Return the content of `tinker.json`."""
+    """Return the content of `tinker_version.json`."""
     return msgspec.json.format(msgspec.json.encode(asdict(version)), indent=2)
 
 

@@ -233,7 +233,7 @@ def test_a_version_that_the_service_does_not_hold_is_refused(
     harness: EngineHarness, version: Callable[..., PolicyRef], tmp_path: Path, harm: str
 ) -> None:
     bad, words = version(2), {"changed": "it was changed", "another base": "trained on org/other"}.get(harm, "missing")
-    file = Path(str(bad.path)) / "tinker.json"
+    file = Path(str(bad.path)) / "tinker_version.json"
     if harm == "another base":
         bad = version(2, base="org/other")
     elif harm == "changed":

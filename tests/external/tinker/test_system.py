@@ -67,7 +67,7 @@ def test_people_talk_and_the_next_version_answers(tmp_path: Path, home: Path) ->
         version = policies.get(conn, 1)
         uses = policies.uses_of_version(conn, 1)
     assert version is not None
-    assert set(version.files) == {"tinker.json", "trainer.json"}
+    assert set(version.files) == {"tinker_version.json", "trainer.json"}
     assert {use.turn for use in uses} == {reply["id"] for reply in replies}
     assert version.metrics["gap"] < 1e-3, "the trainer's log-probabilities are those of the engine"
 
@@ -84,7 +84,7 @@ def post(system: SubprocessSystem, path: str, body: dict[str, Any]) -> dict[str,
 
 def talk(system: SubprocessSystem, text: str) -> dict[str, Any]:
     messages = [{"role": "user", "content": text}]
-    body = {"model": "openclaw", "messages": messages, "max_tokens": 8, "temperature": 1}
+    body = {"model": "openclaw", "messages": messages, "max_tokens": 64, "temperature": 1}
     return post(system, "/v1/chat/completions", body)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -192,19 +192,21 @@ def _service_seed(seed: int | None) -> int | None:
     return None if seed is None else seed % 2**31
 
 
-async def run_server(config: Config, service: TinkerService, stop_with: Coroutine[None, None, None] | None) -> None:
-    """Serve the engine socket until a signal or the end of the parent; `stop_with`: further work of the process."""
+async def _run_server(config: Config) -> None:
     parent = os.getppid()
     bound = bind_socket(config.engine_socket)
-    server = TinkerServer(service, config)
+    server = TinkerServer(TinkerService(config), config)
     try:
-        await serve_until_stopped(lambda: TinkerConnection(server), bound, parent, stop_with)
+        await serve_until_stopped(lambda: TinkerConnection(server), bound, parent)
     finally:
         bound.close()
         config.engine_socket.unlink(missing_ok=True)
 
 
 def main(config: Config) -> None:
-    """Serve Tinker at `config.engine_socket`. Raises `EngineError` if the socket is in use."""
+    """Serve Tinker at `config.engine_socket` until SIGTERM, or until the parent dies.
+
+    Raises `EngineError` if the socket is in use.
+    """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(run_server(config, TinkerService(config), None))
+        runner.run(_run_server(config))
