@@ -158,8 +158,8 @@ def write_page(page: Path, months: Sequence[Month], sets: Sequence[str] = ()) ->
     minutes = sum(month.days[-1].minutes for month in months)
     seeds = sorted({month.seed for month in months})
     facts = (
-        f"{len(months)} runs of {len(months[0].days)} days, seeds {', '.join(map(str, seeds))}; {minutes:.0f} minutes "
-        "in all, one run at a time on one core."
+        f"Runs of {len(months[0].days)} days: {len(months)}; seeds: {', '.join(map(str, seeds))}; "
+        f"{minutes:.0f} minutes in all, one run at a time on one core."
     )
     if sets:
         facts += f" Settings: {', '.join(f'`{text}`' for text in sets)}."
