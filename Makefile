@@ -192,7 +192,7 @@ $(MCP_VENV)/.installed:
 	touch $@
 
 # Libraries of environments, each in an environment of its own, because their versions exclude one another. FLAGS are
-# pytest's: `make test-env-browsergym FLAGS=--all-miniwob` plays 15 tasks of MiniWoB with 5 seeds each (half an hour).
+# pytest's: `make test-env-browsergym FLAGS=--all-miniwob` plays 15 tasks of MiniWoB with 5 seeds each (about twenty minutes).
 # $(call library_tests,NAME,PACKAGES,PYTHON), where the last one is left out if the Python of .venv will do
 define library_tests
 .$(1)-venv/.installed:
