@@ -50,7 +50,7 @@ class BoxEnvironment(BaseEnvironment):  # type: ignore[misc]
         await call_owner({"box": "close"})
 
     async def move_to_fresh(self) -> None:
-        """Go on in a fresh box, before the tests come into it."""
+        """Continue in a fresh box, before the tests come into it."""
         await call_owner({"box": "move"})
         await self._make_log_folders()
 

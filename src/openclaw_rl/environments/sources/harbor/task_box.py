@@ -130,7 +130,7 @@ class TaskBox:
         return await asyncio.to_thread(read_rewards, results, result)
 
     async def move_to_fresh(self) -> None:
-        """Go on in a fresh box, with the files and variables with which `verify_task` verifies. Raises `SandboxError`.
+        """Continue in a fresh box, with the files and variables with which `verify_task` verifies. Raises `SandboxError`.
 
         For a runner that puts the tests there and runs them itself.
         """
