@@ -40,7 +40,7 @@ class BubblewrapBox(CommandBox):
     def __init__(self, root: BoxRoot, limits: BoxLimits) -> None:
         super().__init__(root, limits)
         self.held_limits: set[str] = set()
-        """Return which of `memory` and `processes` are limited for the box as a whole, by control groups."""
+        """The limits, of `memory` and `processes`, that control groups hold for the box as a whole."""
         self._lease: BoxLease | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._ended: asyncio.Future[None] | None = None

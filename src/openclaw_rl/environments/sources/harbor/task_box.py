@@ -130,9 +130,9 @@ class TaskBox:
         return await asyncio.to_thread(read_rewards, results, result)
 
     async def move_to_fresh(self) -> None:
-        """Continue in a fresh box, with the files and variables with which `verify_task` verifies. Raises `SandboxError`.
+        """Continue in a fresh box, with the files and variables with which `verify_task` verifies.
 
-        For a runner that puts the tests there and runs them itself.
+        Raises `SandboxError`. For a runner that puts the tests there and runs them itself.
         """
         used, self.box = self.box, self._new_box()
         plan = Verification(command="", carried=self._carried_folders(), tests=self._planted_originals())
