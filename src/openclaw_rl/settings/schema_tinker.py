@@ -16,7 +16,7 @@ class TinkerConfig(Section):
     api_key: str | None = Field(None, description="key of the service (TINKER_API_KEY)")
     project_id: str | None = Field(None, description="project of the service to which sessions belong")
     model: str | None = Field(None, description="name of the base model at the service; default: `model.path`")
-    timeout: float = Field(
+    call_timeout: float = Field(
         600.0, gt=0, description="seconds that a call may take, with its retries after time-outs, 429 and 5xx"
     )
     connect_timeout: float = Field(

@@ -94,6 +94,9 @@ _OF_LOCAL_TRAINER = (
     "train.batch.micro_tokens",
     "train.optimizer.offload",
 )
+_OF_TINKER = tuple(
+    f"tinker.{key}" for key in ("url", "api_key", "project_id", "model", "call_timeout", "connect_timeout")
+)
 _OF_OUR_FORMULA = tuple(
     key
     for key in (
@@ -144,7 +147,7 @@ _RULES = (
         decided_by="engine.url",
     ),
     UnusedRule(
-        keys=tuple(f"tinker.{key}" for key in ("url", "api_key", "project_id", "model", "timeout", "connect_timeout")),
+        keys=_OF_TINKER,
         used=_uses_tinker,
         needs="engine.backend tinker or train.trainer tinker",
         decided_by="engine.backend",

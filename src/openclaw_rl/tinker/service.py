@@ -1,7 +1,7 @@
 """A session with the Tinker service by its official SDK. The SDK is imported when the session is opened.
 
-The SDK retries time-outs, 429 and 5xx by itself. Every call here ends after `tinker.timeout` seconds at the latest,
-with an `EngineError` of one line. Shapes: N tokens of a sequence.
+The SDK retries time-outs, 429 and 5xx by itself. Every call here ends after `tinker.call_timeout` seconds at the
+latest, with an `EngineError` of one line. Shapes: N tokens of a sequence.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class TinkerService:
     def run_blocking(self, call: Callable[[], T]) -> T:
         """Return the result of a call of the SDK that blocks. Raises `EngineError`."""
         attempt = _Attempt(call)
-        if not attempt.wait(self._config.timeout):
+        if not attempt.wait(self._config.call_timeout):
             raise self.timeout_error()
         try:
             found: T = attempt.result()
@@ -132,13 +132,13 @@ class TinkerService:
         """Return the error of a call that took too long."""
         where = self._config.url or "its default address"
         return EngineGone(
-            f"the Tinker service at {where} gave no answer within {self._config.timeout:g} s (tinker.timeout), its "
-            "retries included. Try again later"
+            f"the Tinker service at {where} gave no answer within {self._config.call_timeout:g} s "
+            "(tinker.call_timeout), its retries included. Try again later"
         )
 
     @property
     def timeout(self) -> float:
-        return self._config.timeout
+        return self._config.call_timeout
 
     def _to_engine_error(self, error: BaseException) -> EngineError:
         text = describe_error(error, url=self._config.url, model=self.model)

@@ -153,12 +153,12 @@ def test_a_call_ends_after_the_timeout(connect: Connect, sdk: SdkDouble) -> None
     async def body(engine: EngineClient) -> None:
         await engine.load([BASE])
         sdk.hang = True
-        with pytest.raises(EngineError, match=r"no answer within 0.2 s \(tinker.timeout\)"):
+        with pytest.raises(EngineError, match=r"no answer within 0.2 s \(tinker.call_timeout\)"):
             await collect(engine, call(version=0))
         sdk.hang = False
         assert (await collect(engine, call(version=0))).finish == "length"
 
-    run(connect(**{"tinker.timeout": 0.2}), body)
+    run(connect(**{"tinker.call_timeout": 0.2}), body)
 
 
 @pytest.mark.parametrize(

@@ -171,7 +171,7 @@ def test_a_killed_server_is_waited_for_and_the_step_is_taken_once(
 ) -> None:
     folder = tmp_path / "server"
     with SkyrlServer(folder, model) as server:
-        config = settings(**{"tinker.url": server.url, "tinker.timeout": 300.0, "train.optimizer.learning_rate": 0.01})
+        config = settings(**{"tinker.url": server.url, "train.optimizer.learning_rate": 0.01})
         trainer = make_trainer(config)
         one = trainer.step(BATCH, str(tmp_path / "000001-a"))
         trainer.load(folder=one.folder, memory=one.memory)

@@ -145,7 +145,7 @@ class TinkerServer:
         return protocol.ScoreReply(call.id, protocol.pack_logprobs(found))
 
     async def _wait_result(self, started: Future[T]) -> T:
-        """Wait for the service, `tinker.timeout` seconds at most. Raises `EngineError`."""
+        """Wait for the service, `tinker.call_timeout` seconds at most. Raises `EngineError`."""
         try:
             return await asyncio.wait_for(asyncio.wrap_future(started), self._service.timeout)
         except TimeoutError:

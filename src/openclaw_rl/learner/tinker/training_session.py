@@ -118,11 +118,11 @@ class TrainingSession:
         return made
 
     def _finish(self, start: Callable[[], Any], *, of_batch: bool = False) -> Any:
-        """Start a call of the SDK and wait for its answer, `tinker.timeout` seconds at most.
+        """Start a call of the SDK and wait for its answer, `tinker.call_timeout` seconds at most.
 
         `of_batch`: the call has the batch in it, which may be why it fails.
         """
-        return self._run_blocking(lambda: start().result(timeout=self._tinker.timeout), of_batch=of_batch)
+        return self._run_blocking(lambda: start().result(timeout=self._tinker.call_timeout), of_batch=of_batch)
 
     def _wait_started(self, started: Any) -> Any:
         return self._finish(lambda: started, of_batch=True)
