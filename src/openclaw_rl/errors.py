@@ -75,6 +75,10 @@ class EngineGone(EngineError):
     """Raised if the engine's process died or cannot be reached; its running replies are aborted."""
 
 
+class SamplingUnsupported(EngineError):
+    """Raised if the engine does not support a sampling parameter of the request. The client can leave it out."""
+
+
 class GrammarError(EngineError):
     """Raised if the engine does not support grammars, or not this grammar."""
 

@@ -46,7 +46,7 @@ class ScriptedEngine:
         delay: float = 0.0,
         load_delay: float = 0.0,
         gone_at: int | None = None,
-        refuse: str | None = None,
+        refuse: str | EngineError | None = None,
         versions: int = 4,
         context_length: int = 4096,
         grammar: bool = True,
@@ -71,7 +71,7 @@ class ScriptedEngine:
 
     def _check_call(self, version: int, length: int) -> None:
         if self.refuse is not None:
-            raise EngineError(self.refuse)
+            raise self.refuse if isinstance(self.refuse, EngineError) else EngineError(self.refuse)
         if version not in self.held:
             raise EngineError(f"version {version} is not loaded; loaded versions: {sorted(self.held)}")
         if length >= self.context_length:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.serve.conftest import USER, Site, Start, statuses, wait_for
 
 from openclaw_rl.common.logging_metrics import GatewayMetrics
+from openclaw_rl.errors import SamplingUnsupported
 from openclaw_rl.serve.version_manager import VersionManager, plan_versions
 from openclaw_rl.store import events
 from openclaw_rl.store.lineage import policies
@@ -241,6 +242,14 @@ def test_an_engine_that_refuses(start: Start) -> None:
     with pytest.raises(openai.InternalServerError, match="out of memory"):
         fingerprint(site)
     assert statuses(site) == [ExchangeStatus.FAILED]
+
+
+def test_a_sampling_parameter_that_the_engine_lacks_is_the_requests_fault(start: Start) -> None:
+    site = start(refuse=SamplingUnsupported("no min_p here: leave it out of the request"))
+    with pytest.raises(openai.BadRequestError, match="no min_p here") as refused:
+        fingerprint(site)
+    assert refused.value.code == "unsupported_parameter"
+    assert len(site.engine.calls) == 1, "it was not tried again"
 
 
 # The plan.

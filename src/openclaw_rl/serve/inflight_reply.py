@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from openclaw_rl.common.logging_metrics import GatewayMetrics
-from openclaw_rl.errors import DiskFull, EngineError, EngineGone, GrammarError, RequestError
+from openclaw_rl.errors import DiskFull, EngineError, EngineGone, GrammarError, RequestError, SamplingUnsupported
 from openclaw_rl.protocols import Engine
 from openclaw_rl.render.chat_template import content_text
 from openclaw_rl.render.renderer import Renderer
@@ -172,10 +172,12 @@ class InflightReply:
                 context.versions.mark_lost(str(error))
 
     def _check_retry(self, error: EngineError, refusals: int) -> None:
-        """Raise `ReplyFailed` (or `RequestError` for a grammar) unless the generation may be restarted."""
+        """Raise unless the generation may be restarted: `RequestError` for what the client asked for, `ReplyFailed`."""
         if isinstance(error, GrammarError):
             assert self._ask.constraint is not None, "there is no grammar otherwise"
             raise grammar_error(str(error), self._ask.constraint) from None
+        if isinstance(error, SamplingUnsupported):
+            raise RequestError(str(error), code="unsupported_parameter") from None
         if self.accumulator.token_ids and isinstance(error, EngineGone):
             message = f"the engine disconnected during the reply ({error})"
             raise ReplyFailed(message, status=503, code="engine_gone") from error

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from openclaw_rl.common.frames import FrameDecoder, InvalidFrame
 from openclaw_rl.engines.base import EngineInfo
 from openclaw_rl.engines.embedded import protocol
+from openclaw_rl.errors import GrammarError
 from openclaw_rl.types import PolicyRef, Sampling
 
 CALLS = [
@@ -24,7 +25,7 @@ ANSWERS = [
     protocol.LoadReply(3),
     protocol.ScoreReply(4, protocol.pack_logprobs([-1.0])),
     protocol.RejectionReply(5, "no"),
-    protocol.RejectionReply(6, "not this one", grammar=True),
+    protocol.RejectionReply.of(6, GrammarError("not this one")),
     protocol.InfoReply(
         6,
         EngineInfo(

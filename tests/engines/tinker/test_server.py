@@ -17,7 +17,7 @@ from tests.engines.tinker.conftest import Connect
 from tests.engines.tinker.tinker_sdk import SdkDouble, StatusError
 
 from openclaw_rl.engines.embedded.client import EngineClient
-from openclaw_rl.errors import EngineError, GrammarError
+from openclaw_rl.errors import EngineError, GrammarError, SamplingUnsupported
 from openclaw_rl.protocols import Engine
 from openclaw_rl.testing import write_adapter
 from openclaw_rl.types import PolicyRef
@@ -88,7 +88,7 @@ def test_what_the_service_has_not_is_refused_in_one_line(
     harness: EngineHarness, asked: dict[str, Any], words: str
 ) -> None:
     async def body(engine: Engine) -> None:
-        with pytest.raises(EngineError, match=words):
+        with pytest.raises(SamplingUnsupported, match=words):
             await collect(engine, call(**asked))
         with pytest.raises(GrammarError, match="no structured output"):
             await collect(engine, call(grammar="start: /a/"))

@@ -14,7 +14,7 @@ import msgspec
 from openclaw_rl.common.frames import FrameDecoder, InvalidFrame
 from openclaw_rl.engines.base import EngineInfo, OnConnect, wait_until_ready
 from openclaw_rl.engines.embedded import protocol
-from openclaw_rl.errors import EngineError, EngineGone, GrammarError
+from openclaw_rl.errors import EngineError, EngineGone, rebuild_error
 from openclaw_rl.types import Chunk, Generation, Ids, Logprobs, PolicyRef
 
 _BACK_OFF = (0.02, 1.0)  # seconds between attempts to connect: first, longest
@@ -263,4 +263,5 @@ class EngineClient:
 
 
 def _error_from_reply(answer: protocol.RejectionReply) -> EngineError:
-    return GrammarError(answer.message) if answer.grammar else EngineError(answer.message)
+    error = rebuild_error(answer.kind, answer.message)
+    return error if isinstance(error, EngineError) else EngineError(answer.message)

@@ -14,6 +14,7 @@ import numpy as np
 
 from openclaw_rl.common import frames
 from openclaw_rl.engines.base import EngineInfo
+from openclaw_rl.errors import EngineError
 from openclaw_rl.types import Ids, Logprobs, PolicyRef, Sampling
 
 
@@ -72,7 +73,12 @@ class RejectionReply(msgspec.Struct, array_like=True, tag="failed", frozen=True)
 
     id: int
     message: str
-    grammar: bool = False  # whether the grammar was the reason
+    kind: str = EngineError.__name__  # class of the error
+
+    @classmethod
+    def of(cls, id_: int, error: EngineError) -> RejectionReply:
+        """Return the reply from which `errors.rebuild_error` makes the same error again."""
+        return cls(id_, str(error), type(error).__name__)
 
 
 class InfoReply(msgspec.Struct, array_like=True, tag="info", frozen=True):

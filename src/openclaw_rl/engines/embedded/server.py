@@ -82,7 +82,7 @@ class EmbeddedServer:
                 raise GrammarError("this model has no tokenizer.json, which is needed to enforce a format")
             grammar_state = await asyncio.to_thread(self._grammars.initial_state, grammar, call.stop_token_ids)
         except GrammarError as error:
-            peer.send(protocol.RejectionReply(call.id, str(error), grammar=True))
+            peer.send(protocol.RejectionReply.of(call.id, error))
             return
         if call.id in peer.compiling:
             peer.compiling.remove(call.id)
@@ -184,7 +184,8 @@ class EmbeddedServer:
             peer, key = item.seq.owner
             if isinstance(item, SequenceFailed):
                 peer.seqs.pop(key, None)
-                peer.send(protocol.RejectionReply(key, item.reason, grammar=item.grammar))
+                error = GrammarError(item.reason) if item.grammar else EngineError(item.reason)
+                peer.send(protocol.RejectionReply.of(key, error))
                 continue
             if isinstance(item, SequenceScored):
                 peer.seqs.pop(key, None)

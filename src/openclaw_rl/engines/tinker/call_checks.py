@@ -7,12 +7,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from openclaw_rl.errors import EngineError, GrammarError
+from openclaw_rl.errors import EngineError, GrammarError, SamplingUnsupported
 from openclaw_rl.types import Logprobs, Sampling
 
 
 def check_sampling(sampling: Sampling, top_logprobs: int) -> None:
-    """Raise `EngineError` for a request that the service cannot answer, `GrammarError` for one with a grammar."""
+    """Raise `SamplingUnsupported` for what the service cannot sample by, `GrammarError` for a grammar."""
     if sampling.grammar is not None:
         raise GrammarError("Tinker has no structured output: it cannot force a format or a tool call")
     unknown = {
@@ -23,9 +23,9 @@ def check_sampling(sampling: Sampling, top_logprobs: int) -> None:
         "min_tokens": sampling.min_tokens > 0,
     }
     if asked := [name for name, is_asked in unknown.items() if is_asked]:
-        raise EngineError(f"Tinker samples without {', '.join(asked)}: leave it out of the request")
+        raise SamplingUnsupported(f"Tinker samples without {', '.join(asked)}: leave it out of the request")
     if top_logprobs:
-        raise EngineError("Tinker returns no alternatives (top_logprobs): ask for the sampled tokens alone")
+        raise SamplingUnsupported("Tinker returns no alternatives (top_logprobs): ask for the sampled tokens alone")
 
 
 def check_reply(

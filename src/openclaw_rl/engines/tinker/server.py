@@ -22,7 +22,7 @@ from openclaw_rl.engines.remote.loaded_versions import LoadedVersion, VersionTab
 from openclaw_rl.engines.socket_server import EngineConnection, bind_socket, serve_until_stopped
 from openclaw_rl.engines.tinker.call_checks import check_reply, check_sampling, response_logprobs
 from openclaw_rl.engines.tinker.launch import known_context_length
-from openclaw_rl.errors import EngineError, GrammarError
+from openclaw_rl.errors import EngineError
 from openclaw_rl.settings.load import Config
 from openclaw_rl.tinker.service import TinkerService
 from openclaw_rl.tinker.version_file import read_version
@@ -66,7 +66,7 @@ class TinkerServer:
         try:
             peer.send(await self._make_answer(call))
         except EngineError as error:
-            peer.send(protocol.RejectionReply(call.id, str(error), grammar=isinstance(error, GrammarError)))
+            peer.send(protocol.RejectionReply.of(call.id, error))
         except Exception as error:  # the gateway must learn of any failure, else its request waits
             log.exception("a call failed")
             peer.send(protocol.RejectionReply(call.id, f"the Tinker engine failed: {type(error).__name__}: {error}"))
