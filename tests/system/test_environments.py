@@ -162,6 +162,7 @@ def test_a_runner_that_is_killed_leaves_nothing(command: EnvironmentCommand, see
     process.communicate()
     wait_for(lambda: not list((command.home / "environments" / "runners").iterdir()))
     command.assert_nothing_left()
+    wait_for(lambda: all(e.settled_at is not None for e in command.played(f"killed-{seed}").values()))
     before = command.played(f"killed-{seed}")
     assert before
     assert {e.outcome for e in before.values()} <= {"done", "void"}, "none is running"
