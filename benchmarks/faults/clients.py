@@ -130,20 +130,20 @@ class StreamingClient:
 
 
 async def run_user(client: StreamingClient, persona: Persona, stop: asyncio.Event, pause: float) -> None:
-    """Talk until `stop` is set. A broken reply is requested again, as clients do; feedback is sent now and then."""
+    """Talk until `stop` is set. A broken reply is requested again, as clients do. Some replies get honest feedback."""
     rng = random.Random(persona.seed)
     while not stop.is_set():
         history: list[dict[str, str]] = []
         previous: str | None = None
         while not stop.is_set() and (text := persona.next_message(history)) is not None:
+            if previous is not None and rng.random() < FEEDBACK_SHARE:
+                await client.send_feedback(previous, 1 if persona.log[-1].satisfied else -1)
             history.append({"role": "user", "content": text})
             reply = await _insist(client, history, previous, stop)
             if reply is None:
                 break
             history.append({"role": "assistant", "content": reply.reply})
             previous = reply.id
-            if reply.id is not None and rng.random() < FEEDBACK_SHARE:
-                await client.send_feedback(reply.id, rng.choice((-1, 1)))
             await asyncio.sleep(pause)
 
 

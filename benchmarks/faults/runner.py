@@ -22,6 +22,7 @@ from openclaw_rl.errors import OpenClawError
 from openclaw_rl.settings.load import Config
 from openclaw_rl.status import diagnose
 from openclaw_rl.store.lessons import practice_turns
+from openclaw_rl.store.lineage.policy_marks import freeze_training
 
 OUTAGE_LIMIT = 3.0  # seconds between two replies to the probe beside its pause, in a fault that is to delay no reply
 TRAINER_START_SECONDS = 30.0  # a trainer has the lowest priority while it loads
@@ -184,8 +185,13 @@ class FaultRunner:
             ]
 
     def check_end(self) -> list[str]:
-        """Check everything over the whole run. Call it when the clients have ended."""
+        """Check everything over the whole run. Call it when the clients have ended.
+
+        Training is frozen first: the crowd leaves more turns than are trained on in minutes.
+        """
         scene, log, found = self._scene, self._scene.log, list[str]()
+        with scene.live.store.write() as conn:
+            freeze_training(conn, time.time())
         try:
             scene.live.system.wait_until_settled(timeout=self._patience)
         except OpenClawError as error:

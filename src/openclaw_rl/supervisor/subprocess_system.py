@@ -25,6 +25,7 @@ from openclaw_rl.store.db import Store
 from openclaw_rl.store.lessons import lessons
 from openclaw_rl.store.lessons.lessons import LessonState
 from openclaw_rl.store.lineage import policies
+from openclaw_rl.store.lineage.policy_marks import frozen_since
 from openclaw_rl.store.lineage.training_queue import count_trainable, trainable_groups
 from openclaw_rl.supervisor.supervisor import prepare_home, read_key
 
@@ -93,8 +94,8 @@ class SubprocessSystem:
         """Wait until all turns so far are judged and trained on and the result is served; return the served version.
 
         That is: for `quiet` seconds no closed turn waits for a verdict, fewer turns wait than make a batch, and the
-        newest version is served and does not change. While practice still publishes versions, it returns after
-        `timeout` seconds. Else it raises `OpenClawError` then.
+        newest version is served and does not change. While training is frozen, no batch is waited for. While practice
+        still publishes versions, it returns after `timeout` seconds. Else it raises `OpenClawError` then.
         """
         end, since, known = time.monotonic() + timeout, time.monotonic(), -1
         state, is_learning = "", True
@@ -137,6 +138,8 @@ class SubprocessSystem:
                 time.sleep(0.25)
 
     def _has_full_batch(self, conn: Connection, head: int) -> bool:
+        if frozen_since(conn) is not None:
+            return False
         train, method = self.config.train, make_method(self.config.train)
         if method.uses_episodes:
             limit = train.batch.min_groups
