@@ -152,6 +152,27 @@ def test_chat_says_what_was_noted_and_learned(config: Config) -> None:
     assert [line for line in lines if line] == ["noted: Keep answers short.", "learned: Keep answers short."]
 
 
+def test_chat_says_nothing_of_lessons_of_other_users(config: Config) -> None:
+    others = {
+        "of this agent": replace(SHORT, scope_value="agent"),
+        "of another agent": replace(SHORT, scope_value="writer"),
+        "of another user": replace(
+            SHORT, scope_kind=LessonScope.USER, scope_value=lessons.user_scope("agent", "ada")
+        ),
+        "of another question": replace(SHORT, scope_kind=LessonScope.QUESTION, scope_value="hash"),
+        "of another key": replace(SHORT, scope_value="agent", key="another"),
+    }  # fmt: skip
+    with Store.open(config.store_path) as store, store.write() as conn:
+        for number, (text, lesson) in enumerate(others.items()):
+            lessons.add_lesson(conn, replace(lesson, id=f"c{number}", text=text))
+            lessons.mark_learned(conn, f"c{number}", 0)
+            lessons.mark_learned(conn, f"c{number}", 0)
+    session = _ChatSession(config, TerminalConsole())
+    session._conversation.last_id = "turn-1"
+    lines = [session._event_line(event) for event in session._new_events(0)]
+    assert [line for line in lines if line] == ["learned: of this agent"]
+
+
 def test_chat_prints_no_event_into_a_reply(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     async def stream(*_: object) -> AsyncIterator[dict[str, Any]]:
         for word in ("Rome", " it is."):

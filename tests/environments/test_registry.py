@@ -77,6 +77,13 @@ def test_training_on_tasks_refuses_another_method(tmp_path: Path, words: tuple[s
     assert not (tmp_path / "home").exists(), "nothing was started"
 
 
+def test_a_source_that_cannot_be_read_starts_no_system(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    done = CliRunner().invoke(cli, ["env", "train", f"harbor:{tmp_path / 'none'}", "--home", str(home)])
+    assert "none" in str(done.exception)
+    assert not (home / "logs" / "up.log").exists()
+
+
 @pytest.mark.parametrize("words", [(), ("--method", "groups")])
 def test_settings_of_groups_have_an_effect_on_training_on_tasks(tmp_path: Path, words: tuple[str, ...]) -> None:
     address = GatewayAddress(url="http://127.0.0.1:9", model="m", model_path="starter", key="file", pid=os.getpid())

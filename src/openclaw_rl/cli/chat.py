@@ -16,6 +16,7 @@ from typing import Any
 
 import aiohttp
 from rich.text import Text
+from sqlalchemy import Connection
 
 from openclaw_rl.cli.load_config import with_running_gateway
 from openclaw_rl.common.gateway_address import running_address
@@ -25,6 +26,7 @@ from openclaw_rl.settings.load import Config
 from openclaw_rl.status.report import open_store
 from openclaw_rl.store import events, exchanges, turns
 from openclaw_rl.store.lessons import lessons
+from openclaw_rl.store.lessons.lessons import Lesson, LessonScope
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.store.lineage.policy_names import policy_name, stored_owner
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, is_ready
@@ -218,13 +220,30 @@ class _ChatSession:
         return policy.name == own
 
     def _lesson_line(self, event: Event) -> str | None:
-        """Return the line for a lesson from this conversation, or for one that the weights follow now."""
-        is_made = event.kind == "lesson.made"
-        if is_made and event.data["turn"] not in self._conversation.reply_ids:
+        """Return the line for a lesson from this conversation, or one for its prompts that the weights follow now."""
+        own, is_made = self._conversation.reply_ids, event.kind == "lesson.made"
+        if is_made and event.data["turn"] not in own:
             return None
         with self._store.read() as conn:
             lesson = lessons.get(conn, event.ref)
-        return None if lesson is None else f"{'noted' if is_made else 'learned'}: {lesson.text}"
+            if lesson is None or not (is_made or self._is_own_lesson(conn, lesson)):
+                return None
+        return f"{'noted' if is_made else 'learned'}: {lesson.text}"
+
+    def _is_own_lesson(self, conn: Connection, lesson: Lesson) -> bool:
+        """Return whether a lesson comes from this conversation, or is for prompts of its agent and user.
+
+        Before the first reply, nobody knows which those are.
+        """
+        own, last = self._conversation.reply_ids, self._conversation.last_id
+        answered = None if last is None else exchanges.get(conn, last)
+        if answered is None or any(each.turn in own for each in lessons.turns_of_lesson(conn, lesson.id)):
+            return True
+        asked = answered.request
+        policy = policy_name(stored_owner(conn), agent=asked.agent, user=asked.user, key=asked.scope)
+        owners = (asked.agent, ""), (asked.agent, asked.user)
+        is_for_owner = lesson.scope_kind is not LessonScope.QUESTION and lesson.owner in owners
+        return is_for_owner and (lesson.policy, lesson.key) == (policy, asked.scope)
 
 
 def _verdict_text(score: int | None, hints: tuple[str, ...]) -> str:

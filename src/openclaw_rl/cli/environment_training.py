@@ -1,4 +1,4 @@
-"""`openclaw-rl env train`: start a system, check the tasks of a source, play them, and train on them."""
+"""`openclaw-rl env train`: check the tasks of a source, start a system, play them, and train on them."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ _SETTLE_SECONDS = 3600.0  # for the steps after the last episode
 @task_options
 @settings_options
 def train_on_tasks(source: str, group_size: int, epochs: int, agent: str | None, **options: Any) -> None:
-    """Start a system, check the tasks, play them once, train on them, and end.
+    """Check the tasks, start a system, play them once, train on them, and end.
 
-    It is `up --method groups`, `env check`, `env run` and the end of the system in one. Tasks that are unfit are left
+    It is `env check`, `up --method groups`, `env run` and the end of the system in one. Tasks that are unfit are left
     out. The home keeps the versions; `openclaw-rl serve --home HOME` serves the newest.
     """
     from openclaw_rl.common.gateway_address import running_address
@@ -49,6 +49,7 @@ def train_on_tasks(source: str, group_size: int, epochs: int, agent: str | None,
     from openclaw_rl.environments.types import PlayLimits
     from openclaw_rl.errors import ConfigError
     from openclaw_rl.supervisor.subprocess_system import SubprocessSystem
+    from openclaw_rl.supervisor.supervisor import prepare_home
 
     given = take_task_options(options)
     config = load_group_config(**options)
@@ -69,10 +70,13 @@ def train_on_tasks(source: str, group_size: int, epochs: int, agent: str | None,
         limits=limits,
         unchecked=False,
     )
+    prepare_home(config)
+    key = owner_key(config)
     try:
+        found = check_environment(config.home_dir, key, request, limits, parallel, show_fitness)
+        if not any(fitness.fit for fitness in found):
+            raise ConfigError(f"none of the {len(found)} tasks of {source} is fit to train on; the lines above say why")
         with SubprocessSystem(config) as system:
-            key = owner_key(config)
-            check_environment(config.home_dir, key, request, limits, parallel, show_fitness)
             summary = run_environment(config.home_dir, key, request, chosen)
             version = system.wait_until_settled(timeout=_SETTLE_SECONDS)
     except KeyboardInterrupt:
