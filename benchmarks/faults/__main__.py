@@ -17,7 +17,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -39,6 +39,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from openclaw_rl.supervisor.subprocess_system import scratch_config
 
 ALL_PLANS = (*PLANS, "wire")
+_REPORT = "report.md"
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -61,6 +62,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, help="default: random")
     parser.add_argument("--out", type=Path, default=Path("runs/faults"), help="folder for logs and tables")
     parser.add_argument("--docs", type=Path, help="page whose tables a whole run replaces")
+    parser.add_argument(
+        "--merge", type=Path, nargs="+", metavar="OUT", help="write the tables of these finished runs to --docs instead"
+    )
     return parser.parse_args()
 
 
@@ -172,8 +176,18 @@ class FaultRun:
             self.report.samples = asyncio.run(soak.run_soak(config, self.given.soak, self.given.out / "soak", seen))
 
 
+def merge_reports(outs: Sequence[Path], docs: Path | None) -> None:
+    """Write the tables of finished runs to the page, one below the other."""
+    files = [out / _REPORT for out in outs]
+    if docs is None or (missing := [str(file) for file in files if not file.is_file()]):
+        sys.exit("--merge: expected --docs PAGE" if docs is None else f"--merge: no run wrote {', '.join(missing)}")
+    replace_tables(docs, "faults", "\n\n".join(file.read_text(encoding="utf-8").strip() for file in files))
+
+
 def main() -> None:
     given, console, began = parse_arguments(), Console(), time.monotonic()
+    if given.merge:
+        return merge_reports(given.merge, given.docs)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # filesystems are unmounted
     unknown = set(given.plans.split(",")) - set(ALL_PLANS)
     if unknown:
@@ -192,7 +206,7 @@ def main() -> None:
                 run.run_rounds(given.seed, console)
     finally:
         tables = report.write_markdown()
-        (given.out / "report.md").write_text(tables + "\n", encoding="utf-8")
+        (given.out / _REPORT).write_text(tables + "\n", encoding="utf-8")
         console.print(tables, markup=False, soft_wrap=True)
     if given.docs is not None and (section := documented_section(given)):
         replace_tables(given.docs, section, tables)
