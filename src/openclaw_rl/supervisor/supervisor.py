@@ -228,10 +228,12 @@ class Supervisor:
             if pid is None or (probe is not None and probe.is_foreign):
                 continue
             if probe is not None:  # the supervisor writes the heartbeat of this worker
-                at, own = probe.answer_since(child.started_at), True
+                at, own, starting = probe.answer_since(child.started_at), True, False
+            elif beat is not None:
+                at, own, starting = beat.at, beat.pid == pid, beat.state == heartbeats.STARTING
             else:
-                at, own = (beat.at, beat.pid == pid) if beat is not None else (None, False)
-            if child.monitor.record_check(at, time.monotonic(), own=own):
+                at, own, starting = None, False, False
+            if child.monitor.record_check(at, time.monotonic(), own=own, starting=starting):
                 child.kill(f"no heartbeat for {child.monitor.silence_limit:g} s")
 
     async def _watch_write_lock(self, stop: asyncio.Event) -> None:
