@@ -244,7 +244,7 @@ class RunConfig(Section):
         "them takes longer",
     )
     startup_timeout: float = Field(
-        1800.0, ge=3, description="the same while a worker starts, until its second heartbeat"
+        1800.0, ge=3, description="the same while a worker starts, until it reports that it has started"
     )
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
