@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from sqlalchemy import select
@@ -73,6 +73,19 @@ def test_each_step_on_the_persons_turns_allows_half_as_many_as_the_one_before(
         lessons.set_weight(conn, "aa", 3.0, at=time.time())
     settle(loop)
     assert len(practised(store)) == 8 + 6, "with a step on the four turns"
+
+
+def test_an_edited_lesson_is_practised_like_one_that_was_said_again(
+    store: Store, make_loop: MakeLoop, fill: Fill
+) -> None:
+    add_lesson(store, replace(SHORT, reinforced_at=time.time()), fill(store, 1))
+    loop = make_loop(step_limit=2, max_divergence=1e-9)
+    settle(loop)
+    assert len(practised(store)) == 2
+    with store.write() as conn:
+        lessons.edit_text(conn, "aa", "One word.", at=time.time())
+    settle(loop)
+    assert len(practised(store)) == 4
 
 
 def test_seconds_of_an_hour(store: Store, make_loop: MakeLoop, fill: Fill, replies: SlowReplies) -> None:
