@@ -115,7 +115,7 @@ def test_turns_of_practice_belong_to_no_conversation(store: Store, make_loop: Ma
         assert practice_turns.pending_turns(conn) == []
         assert [session.name for session in sessions.iter_sessions(conn)] == [turn]
         assert version_stats.turns_by_version(conn, [0, 1]) == {0: (0, 1), 1: (4, 0)}
-        status = report.collect_status(conn, 0.0)
+        status = report.collect_status(conn, 9e9)
     assert status["turns"] == {"judged": 1}
     assert status["verdicts"] == {"1": 1}
     assert status["practice"] == {"turns": 4, "seconds_of_last_hour": 0.0, "lessons": {"active": 1}}
