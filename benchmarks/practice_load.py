@@ -61,6 +61,7 @@ SETTINGS: dict[str, Any] = {
     "train.safety.max_staleness": 100_000,
     "practice.max_divergence": 1e-9,  # the lesson is never learned
     "practice.step_limit": 1_000_000,
+    "practice.seconds_per_hour": 3600,
     "run.log_level": "warning",
 }
 ARMS = {"practice": {"practice.enabled": True}, "no practice": {}, "no training": {}}

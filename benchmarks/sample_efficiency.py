@@ -83,6 +83,7 @@ class Setting:
             "train.batch.replay_ratio": 0.5,
             "train.batch.max_wait": 1e9,
             "practice.enabled": self.practice,
+            "practice.seconds_per_hour": 3600,  # what comes out does not depend on the speed of the machine
             "serve.lessons": "until_learned" if self.lessons else "off",
         }
         return own | {"engine.max_batch": AT_ONCE, "engine.prefill_chunk": 32 * AT_ONCE} | dict(self.more)

@@ -23,6 +23,7 @@ SETTINGS: dict[str, Any] = {
     "practice.enabled": True,
     "practice.replies": 8,
     "practice.max_divergence": 1e-9,  # nothing is ever learned
+    "practice.seconds_per_hour": 3600,
     "practice.step_limit": 8,  # after each word: the system must settle at the end
     "gate.budget": 4,
     "run.max_crashes": 1_000_000,

@@ -115,10 +115,10 @@ def test_turns_of_practice_belong_to_no_conversation(store: Store, make_loop: Ma
         assert practice_turns.pending_turns(conn) == []
         assert [session.name for session in sessions.iter_sessions(conn)] == [turn]
         assert version_stats.turns_by_version(conn, [0, 1]) == {0: (0, 1), 1: (4, 0)}
-        status = report.collect_status(conn, 0.0)
+        status = report.collect_status(conn, 9e9)
     assert status["turns"] == {"judged": 1}
     assert status["verdicts"] == {"1": 1}
-    assert status["practice"] == {"turns": 4, "lessons": {"active": 1}}
+    assert status["practice"] == {"turns": 4, "seconds_of_last_hour": 0.0, "lessons": {"active": 1}}
 
 
 def test_practice_ends_when_the_lesson_is_learned(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
@@ -311,7 +311,7 @@ def test_a_new_word_ends_the_round_in_progress(
     loop = make_loop(step_limit=1)
     assert loop.run_once()
     with store.write() as conn:
-        lessons.edit_text(conn, "aa", "One word.")
+        lessons.edit_text(conn, "aa", "One word.", at=2.0)
     settle(loop)
     assert len(replies.orders) == 2 + 4
     with store.read() as conn:

@@ -30,13 +30,14 @@ __all__ = ["model"]
 Make = Callable[..., JudgedTurn]
 LESSONS = {"ann": replace(SHORT, policy=ANN, scope_value="ann"), "bob": replace(LONG, policy=BOB, scope_value="bob")}
 STEPS = 2
+"""One after the person's word, and one that the step on their turns allows."""
 
 
 def practising_home(
     folder: Path, model: str, replies: ScriptedReplies, *, per: PolicyOwner = "agent", **settings: Any
 ) -> Home:
     def practice(store: Store, builder: SampleBuilder) -> PracticeSession:
-        given = {"replies": 4, "step_limit": STEPS, "max_divergence": 1e-9} | settings
+        given = {"replies": 4, "step_limit": 1, "max_divergence": 1e-9} | settings
         selector = PromptSelector(renderer=builder.renderer, transient=EphemeralMatcher([]), key=store.secret)
         return PracticeSession(store, PracticeConfig(**given), selector, replies, per=per)
 

@@ -55,7 +55,7 @@ def edit_lesson(lesson: str, text: str, **options: Any) -> None:
     if len(words) > MAX_LESSON_CHARS:
         raise OpenClawError(f"the text has {len(words):,} characters, and a lesson at most {MAX_LESSON_CHARS:,}")
     with _open_lesson(lesson, options) as (conn, found):
-        lessons.edit_text(conn, found.id, words)
+        lessons.edit_text(conn, found.id, words, at=time.time())
     echo(f"{lesson}: {words}")
     if found.superseded_by is not None:
         echo(

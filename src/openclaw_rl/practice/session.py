@@ -11,14 +11,13 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 
 import numpy as np
 from sqlalchemy import Connection
 
-from openclaw_rl.common.clock_hours import is_within_hours
 from openclaw_rl.gates.reply_source import BrokenVersion, GateReply, NoGateway, RepliesDelayed, ReplyOrder, ReplySource
-from openclaw_rl.practice.plan import PracticePlan, is_practised, plan_practice
+from openclaw_rl.practice.budget import waiting_reason
+from openclaw_rl.practice.plan import CHANGE_WORDS, MAX_CHANGES, PracticePlan, is_practised, plan_practice
 from openclaw_rl.practice.prompts import MAX_REPLY_TOKENS, PracticePrompt, PromptSelector
 from openclaw_rl.settings.schema_practice import PracticeConfig
 from openclaw_rl.store import leases
@@ -47,10 +46,6 @@ log = logging.getLogger(__name__)
 BASE_VERSION = 0
 AVERAGED_STEPS = 2
 """Newest divergences of a lesson whose mean decides whether it is learned; one alone is too noisy."""
-WORDS_FOR_ALL_STEPS = 3
-"""Weight of a lesson from which all steps are taken: one word may be a mistake, which is not learned to the end."""
-MAX_REFUSALS = 3
-"""Refused steps in a row after which practice waits for new words."""
 FORGOTTEN_FACTOR = 2.0
 """A learned lesson is practised again from this times the bound on."""
 
@@ -65,6 +60,7 @@ class _Round:
     from_teacher: int  # the first so many are answered by the teacher
     seed: int
     replies: list[GateReply] = field(default_factory=list)
+    times: list[tuple[float, float]] = field(default_factory=list)  # when each began and ended
 
     @property
     def is_complete(self) -> bool:
@@ -178,22 +174,12 @@ class PracticeSession:
             if not plan.targets:
                 if words:
                     why = "what was said before, or what other users want, contradicts it"
+                    if plan.swinging:
+                        why = f"practice changed sides {MAX_CHANGES} times within the newest {CHANGE_WORDS} of them"
                     self.note = f"practice of {words} waits for more words of the person: {why}"
                 return None
-            if settings.hours is not None and not is_within_hours(settings.hours, datetime.fromtimestamp(now).time()):
-                self.note = f"practice of {words} waits for practice.hours ({settings.hours})"
-                return None
-            since = max(
-                practice_turns.last_step_at(conn, head.name), *(lesson.reinforced_at for lesson in plan.targets)
-            )
-            done = practice_turns.count_turns(conn, [lesson.id for lesson in plan.targets], since=since)
-            share = min(1.0, max(lesson.weight for lesson in plan.targets) / WORDS_FOR_ALL_STEPS)
-            if done >= share * settings.step_limit * settings.replies:
-                limit = f"{share:.0%} of practice.step_limit {settings.step_limit} are taken"
-                self.note = f"practice of {words} waits for new words of the person: {limit}"
-                return None
-            if practice_turns.is_refused(conn, [one.id for one in plan.targets], since=since, times=MAX_REFUSALS):
-                self.note = f"practice of {words} waits for new words of the person: {MAX_REFUSALS} steps were refused"
+            if reason := waiting_reason(conn, settings, plan, head, now):
+                self.note = f"practice of {words} waits for {reason}"
                 return None
             seed = (self._seed * 1_000_003 + practice_turns.count_all(conn, owner)) % 2**31
             prompts = self._selector.select_prompts(conn, plan, head, owner=owner, count=settings.replies, seed=seed)
@@ -213,17 +199,20 @@ class PracticeSession:
         places = range(len(found.replies), min(len(found.replies) + self._at_once, len(found.prompts)))
         words = found.prompts[0].hint
         self.note = f'practising "{words}": {len(found.replies)} of {len(found.prompts)} replies'
+        began = self._clock()
         try:
             found.replies += self._source.generate([found.order(place) for place in places])
         except (RepliesDelayed, NoGateway, BrokenVersion) as error:
             self.note, self.is_waiting = f'practice of "{words}" waits: {error}', not isinstance(error, BrokenVersion)
             return isinstance(error, RepliesDelayed)
+        found.times += [(began, max(began, self._clock()))] * len(places)
         return True
 
     def _make_turns(self, found: _Round) -> list[PracticeTurn]:
         out = []
         for place, (prompt, reply) in enumerate(zip(found.prompts, found.replies, strict=True)):
             order, is_teacher = found.order(place), place < found.from_teacher
+            began, ended = found.times[place]
             texts = {lesson.id: lesson.text for lesson in prompt.lessons}
             source = prompt.exchange.request
             request = Request(
@@ -247,13 +236,13 @@ class PracticeSession:
                 lessons=texts if is_teacher else {},
                 version=order.version,
                 identity=found.head.identity,
-                admitted_at=self._clock(),
+                admitted_at=began,
                 origin=Origin.TEACHER if is_teacher else None,
             )
             out.append(
                 PracticeTurn(
                     request=request,
-                    reply=self._make_reply(request, reply),
+                    reply=self._make_reply(request, reply, ended),
                     source=source.id,
                     lessons=texts,
                     hint=prompt.hint,
@@ -261,7 +250,7 @@ class PracticeSession:
             )
         return out
 
-    def _make_reply(self, request: Request, reply: GateReply) -> Reply:
+    def _make_reply(self, request: Request, reply: GateReply, ended: float) -> Reply:
         is_cut = reply.finish == "length"
         decoder = self._selector.renderer.new_text_decoder(())
         decoder.push((reply.token_ids if is_cut else reply.token_ids[:-1]).tolist())
@@ -277,7 +266,7 @@ class PracticeSession:
             spans=(Span(start=0, end=size, version=request.version),),
             finish_reason=FinishReason.LENGTH if is_cut else FinishReason.STOP,
             mark=None,
-            finished_at=self._clock(),
+            finished_at=ended,
         )
 
     def record_divergences(self, conn: Connection, head: Policy, divergences: Mapping[str, float]) -> None:
@@ -300,4 +289,5 @@ class PracticeSession:
                 log.info('learned: "%s" (divergence %.3f)', lesson.text, mean)
             elif lesson.state is LessonState.LEARNED and value > FORGOTTEN_FACTOR * bound:
                 lessons.mark_active(conn, lesson.id)
+                lessons.renew(conn, lesson.id, at=self._clock())
                 log.info('no longer in the weights: "%s" (divergence %.3f)', lesson.text, value)

@@ -33,8 +33,16 @@ class PracticeConfig(Section):
     step_limit: int = Field(
         24,
         ge=1,
-        description="practice steps on the same lessons until a person's next words about them, or the next step on "
-        "their turns; of a lesson with a weight below 3 only a share",
+        description="practice steps on the same lessons until a person's next words about them; of a lesson with a "
+        "weight below 3 only a share. The first step on their turns since then allows half as many again, each later "
+        "one half as many as the one before",
+    )
+    seconds_per_hour: float = Field(
+        1800.0,
+        gt=0,
+        le=3600,
+        description="seconds of the last hour in which replies for practice may be generated and trained on; "
+        "3600: no limit",
     )
     hours: str | None = Field(
         None, description='part of the day in which it practises, in local time, such as "22:00-06:00"; default: always'

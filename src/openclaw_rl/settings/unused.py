@@ -9,6 +9,7 @@ from typing import Any
 
 from openclaw_rl.methods.registry import METHODS, make_method
 from openclaw_rl.settings.schema import Config
+from openclaw_rl.settings.schema_practice import PracticeConfig
 from openclaw_rl.settings.schema_train import TrainDistillConfig, TrainLossConfig, TrainOptimizerConfig
 
 
@@ -84,7 +85,7 @@ def _uses_tinker(config: Config) -> bool:
 
 _LORA = tuple(f"train.lora.{key}" for key in ("rank", "alpha", "dropout", "targets"))
 _DISTILL = tuple(f"train.distill.{key}" for key in ("opd_clip", "topk", "divergence", "ratio_clip", "hint_choice"))
-_PRACTICE = tuple(f"practice.{key}" for key in ("replies", "teacher_share", "max_divergence", "step_limit", "hours"))
+_PRACTICE = tuple(f"practice.{key}" for key in PracticeConfig.model_fields if key != "enabled")
 _GATE_REPLIES = tuple(f"gate.{key}" for key in ("prompts", "probes", "seconds", "wait", "workers"))
 _OF_LOCAL_TRAINER = (
     *(f"train.{key}" for key in ("base_quantization_bits", "gradient_checkpointing", "compile", "gpus", "loss.path")),

@@ -103,6 +103,7 @@ def collect_status(conn: Connection, now: float) -> dict[str, Any]:
         **turns.count_by_reason(conn),
         "practice": {
             "turns": practice_turns.count_all(conn),
+            "seconds_of_last_hour": round(practice_turns.seconds_of_last_hour(conn, now), 1),
             "lessons": Counter(lesson.state.value for lesson in lessons.list_lessons(conn)),
         },
         "verdicts": {str(score): n for score, n in turns.count_by_score(conn).items()},
@@ -235,7 +236,9 @@ def _render_turns(status: Mapping[str, Any]) -> Table:
     table.add_row("", _labelled("verdicts", words or "none yet"))
     if status["practice"]["lessons"]:
         states = ", ".join(f"{n} {state}" for state, n in status["practice"]["lessons"].items())
-        table.add_row("", _labelled("lessons", f"{states}; {status['practice']['turns']} replies of practice"))
+        table.add_row("", _labelled("lessons", states))
+        took = "{turns} replies; {seconds_of_last_hour:.0f} s in the last hour".format(**status["practice"])
+        table.add_row("", _labelled("practice", took))
     if status["agreement"]["of"]:
         table.add_row("", _labelled("judge agrees with feedback", "{agree} of {of}".format(**status["agreement"])))
     for row in status["judges"]:

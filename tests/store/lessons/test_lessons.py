@@ -104,7 +104,7 @@ def test_lessons_that_contradict_each_other_do_not_return_together(store: Store)
         assert names(lessons.lessons_for(conn, HERE)) == ["dd"], "what superseded it stays"
         removal.forget(conn, "dd", at=5.0)
         assert names(lessons.lessons_for(conn, HERE)) == ["bb"], "the newest of the others"
-        lessons.edit_text(conn, "aa", "Very short.")
+        lessons.edit_text(conn, "aa", "Very short.", at=1.0)
         assert names(lessons.lessons_for(conn, HERE)) == ["bb"]
 
 
@@ -142,7 +142,7 @@ def test_the_weights_learn_a_lesson_and_lose_it(store: Store) -> None:
         assert lessons.divergences_of(conn, "aa") == [(0, 0.5), (1, 0.01)]
         lessons.mark_active(conn, "aa")
         assert names(lessons.lessons_for(conn, HERE)) == ["aa"]
-        lessons.edit_text(conn, "aa", "Keep answers very short.")
+        lessons.edit_text(conn, "aa", "Keep answers very short.", at=1.0)
         assert lessons.divergences_of(conn, "aa") == []
         assert lessons.get(conn, "aa") == replace(SHORT, text="Keep answers very short.")
 

@@ -225,6 +225,13 @@ def turns_of_lesson(conn: Connection, id: str) -> list[LessonTurn]:
     return [from_row(LessonTurn, row) for row in rows]
 
 
+def newest_words(conn: Connection, ids: Collection[str], count: int) -> list[LessonTurn]:
+    """Return the newest evidence of these lessons together, newest first."""
+    c = t.lesson_turns.c
+    query = select(t.lesson_turns).where(c.lesson.in_(list(ids))).order_by(c.at.desc(), c.turn.desc()).limit(count)
+    return [from_row(LessonTurn, row) for row in conn.execute(query)]
+
+
 def reinforce(conn: Connection, id: str, turn: str, *, weight: float = 1.0, at: float) -> bool:
     """Add a turn to the evidence of a lesson, and its weight to the aged one. False if it was evidence already."""
     evidence = LessonTurn(lesson=id, turn=turn, weight=weight, at=at)
@@ -240,6 +247,13 @@ def reinforce(conn: Connection, id: str, turn: str, *, weight: float = 1.0, at: 
 def set_weight(conn: Connection, id: str, weight: float, *, at: float) -> None:
     """Set the weight as of this time, from which it ages."""
     _update(conn, id, weight=weight, reinforced_at=at)
+
+
+def renew(conn: Connection, id: str, *, at: float) -> None:
+    """Date the aged weight of a lesson to this time. Its practice has as many steps again as after a new word."""
+    lesson = get(conn, id)
+    if lesson is not None:
+        set_weight(conn, id, lesson.weight_at(at), at=max(at, lesson.reinforced_at))
 
 
 def supersede(conn: Connection, id: str, by: str) -> None:
@@ -283,9 +297,13 @@ def divergences_of(conn: Connection, id: str) -> list[tuple[int, float]]:
     return [(row.version, row.value) for row in rows]
 
 
-def edit_text(conn: Connection, id: str, text: str) -> None:
-    """Replace the text, not the topic: the same wish stays the same lesson. The weights have not learned the text."""
+def edit_text(conn: Connection, id: str, text: str, *, at: float) -> None:
+    """Replace the text, not the topic: the same wish stays the same lesson. The weights have not learned the text.
+
+    It is practised like a lesson that was said again at this time.
+    """
     _update(conn, id, text=text, divergence=None)
+    renew(conn, id, at=at)
     conn.execute(delete(t.lesson_divergences).where(t.lesson_divergences.c.lesson == id))
     is_learned = t.lessons.c.state == LessonState.LEARNED.value
     active = {"state": LessonState.ACTIVE.value, "learned_version": None}

@@ -14,6 +14,7 @@ from sqlalchemy import ColumnElement, Connection, and_, func, insert, select
 from openclaw_rl.store import exchanges, turn_states, turns
 from openclaw_rl.store import schema as t
 from openclaw_rl.store.lessons import lessons
+from openclaw_rl.store.lineage import policies
 from openclaw_rl.store.lineage.policy_names import OwnerFilter, PolicyOwner, is_owned
 from openclaw_rl.store.lineage.training_queue import load_judged_turns
 from openclaw_rl.store.turns import PRACTICE_JUDGE
@@ -21,6 +22,7 @@ from openclaw_rl.types import Capture, ExchangeStatus, JudgedTurn, Kind, PolicyS
 
 PRACTICE_SCOPE = "practice"
 """Scope of practice exchanges: no API key has it, so that no conversation is linked with them."""
+HOUR_SECONDS = 3600.0
 _IS_PRACTICE = t.equals_literal(t.turns.c.kind, Kind.PRACTICE)
 
 
@@ -121,6 +123,15 @@ def count_turns(conn: Connection, ids: Collection[str], *, since: float) -> int:
     return int(conn.execute(made.where(of_lessons, t.exchanges.c.admitted_at > since)).scalar_one())
 
 
+def practised_lessons(conn: Connection, ids: Collection[str], *, since: float) -> list[str]:
+    """Return which of these lessons the turns of practice since then had, one id for each turn, oldest first."""
+    link = t.practice_lessons.c
+    made = select(link.lesson).join(t.turns, t.turns.c.id == link.turn)
+    made = made.join(t.exchanges, t.exchanges.c.seq == t.turns.c.seq)
+    made = made.where(link.lesson.in_(list(ids)), t.exchanges.c.admitted_at > since)
+    return list(conn.execute(made.order_by(t.turns.c.seq, link.lesson)).scalars())
+
+
 def is_refused(conn: Connection, ids: Collection[str], *, since: float, times: int) -> bool:
     """Return whether the newest `times` versions since then that practised one of these lessons were all refused."""
     p, link = t.policies.c, t.practice_lessons.c
@@ -132,13 +143,32 @@ def is_refused(conn: Connection, ids: Collection[str], *, since: float, times: i
     return len(states) == times and set(states) == {PolicyState.REJECTED.value}
 
 
-def last_step_at(conn: Connection, policy: str) -> float:
-    """Return when the newest version of a policy was made that was trained on a person's turns; 0 without one."""
+def steps_on_people(conn: Connection, policy: str, *, since: float) -> list[float]:
+    """Return when the versions of a policy since then were made that were trained on a person's turns, oldest first."""
     main = t.turns.c.kind != Kind.PRACTICE.value
     trained = select(t.uses.c.policy).join(t.turns, t.turns.c.id == t.uses.c.turn).where(main)
-    own = t.policies.c.name == policy
-    newest = select(func.max(t.policies.c.created_at)).where(own, t.policies.c.version.in_(trained))
-    return float(conn.execute(newest).scalar_one() or 0.0)
+    p = t.policies.c
+    made = select(p.created_at).where(p.name == policy, p.created_at > since, p.version.in_(trained))
+    return list(conn.execute(made.order_by(p.created_at)).scalars())
+
+
+def seconds_of_last_hour(conn: Connection, now: float) -> float:
+    """Return how long practice has generated replies and trained in the hour before `now`, in seconds.
+
+    A step counts once, although `undo` may have taken it again. Its gate does not count.
+    """
+    x, c = t.exchanges.c, t.turns.c
+    made = (
+        select(x.admitted_at, x.finished_at, func.min(t.uses.c.policy).label("version"))
+        .join(t.turns, c.seq == x.seq)
+        .outerjoin(t.uses, t.uses.c.turn == c.id)
+        .where(_IS_PRACTICE, x.finished_at > now - HOUR_SECONDS)
+        .group_by(c.id)
+    )
+    rows = conn.execute(made).all()
+    replies = sum(end - begin for begin, end in {(row.admitted_at, row.finished_at) for row in rows})
+    steps = policies.get_many(conn, {row.version for row in rows if row.version is not None})
+    return float(replies + sum(step.metrics.get("seconds/batch", 0.0) for step in steps))
 
 
 def newest_prompts(conn: Connection, *, identity: str, limit: int, owner: OwnerFilter | None = None) -> list[str]:

@@ -1,0 +1,139 @@
+"""The budget of practice: steps for each word of the person, changes between opposites, and seconds of each hour."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import pytest
+from sqlalchemy import select
+from tests.practice.conftest import LONG, SHORT, MakeLoop, ScriptedReplies, add_lesson, settle
+
+from openclaw_rl.gates.reply_source import GateReply, ReplyOrder
+from openclaw_rl.status import report
+from openclaw_rl.store import schema
+from openclaw_rl.store.db import Store
+from openclaw_rl.store.lessons import lessons, practice_turns
+from openclaw_rl.store.lineage import policies
+from openclaw_rl.train.orchestrator import TrainLoop
+
+Fill = Callable[..., list[str]]
+
+
+@dataclass
+class SlowReplies(ScriptedReplies):
+    """Each call takes 10 seconds of the clock that it is."""
+
+    now: float = field(default_factory=lambda: time.time() + 60.0)
+
+    def __call__(self) -> float:
+        return self.now
+
+    def generate(self, orders: Sequence[ReplyOrder]) -> list[GateReply]:
+        self.now += 10.0
+        return super().generate(orders)
+
+
+@pytest.fixture
+def replies(builder: object) -> SlowReplies:
+    return SlowReplies(builder.renderer.stop_token_ids[0])  # type: ignore[attr-defined]
+
+
+def clocked(loop: TrainLoop, replies: SlowReplies) -> TrainLoop:
+    assert loop._practice is not None
+    loop._practice._clock = replies
+    return loop
+
+
+def practised(store: Store) -> list[str]:
+    """The lesson of each step of practice, oldest first."""
+    link, use = schema.practice_lessons.c, schema.uses.c
+    with store.read() as conn:
+        query = select(use.policy, link.lesson).join(schema.uses, use.turn == link.turn)
+        return [row.lesson for row in conn.execute(query.distinct().order_by(use.policy))]
+
+
+def test_each_step_on_the_persons_turns_allows_half_as_many_as_the_one_before(
+    store: Store, make_loop: MakeLoop, fill: Fill
+) -> None:
+    """A lesson that is not learned waits longer and longer, until the person says it again."""
+    add_lesson(store, SHORT, fill(store, 1))
+    loop = make_loop(step_limit=4, max_divergence=1e-9)
+    settle(loop)
+    fill(store, 3)
+    steps = [len(practised(store))]
+    for _ in range(4):
+        settle(loop)
+        steps.append(len(practised(store)))
+        fill(store, 4)
+    assert steps == [4, 6, 7, 8, 8]
+    assert "and those that 4 steps on the person's turns allowed" in loop.note
+    with store.write() as conn:
+        lessons.set_weight(conn, "aa", 3.0, at=time.time())
+    settle(loop)
+    assert len(practised(store)) == 8 + 6, "with a step on the four turns"
+
+
+def test_an_edited_lesson_is_practised_like_one_that_was_said_again(
+    store: Store, make_loop: MakeLoop, fill: Fill
+) -> None:
+    add_lesson(store, replace(SHORT, reinforced_at=time.time()), fill(store, 1))
+    loop = make_loop(step_limit=2, max_divergence=1e-9)
+    settle(loop)
+    assert len(practised(store)) == 2
+    with store.write() as conn:
+        lessons.edit_text(conn, "aa", "One word.", at=time.time())
+    settle(loop)
+    assert len(practised(store)) == 4
+
+
+def test_seconds_of_an_hour(store: Store, make_loop: MakeLoop, fill: Fill, replies: SlowReplies) -> None:
+    """A step has four replies, two at once, so that it takes 20 s. `status` shows it."""
+    add_lesson(store, SHORT, fill(store, 1))
+    loop = clocked(make_loop(seconds_per_hour=39.0, max_divergence=1e-9), replies)
+    settle(loop)
+    assert len(practised(store)) == 2
+    assert "s in the last hour, and practice.seconds_per_hour is 39" in loop.note
+    with store.read() as conn:
+        steps = [policy.metrics["seconds/batch"] for policy in policies.list_all(conn)[1:]]
+        found = report.collect_status(conn, replies.now)["practice"]["seconds_of_last_hour"]
+        assert found == pytest.approx(40.0 + sum(steps), abs=0.06)
+        assert practice_turns.seconds_of_last_hour(conn, replies.now + 3600.0) == 0.0
+    replies.now += 3580.0
+    loop._next_check = 0.0
+    settle(loop)
+    assert len(practised(store)) == 4
+
+
+def test_of_two_opposites_the_one_that_was_practised_last_goes_on(
+    store: Store, make_loop: MakeLoop, fill: Fill, replies: SlowReplies
+) -> None:
+    """After two changes within the newest words the other side waits, until six words in a row agree."""
+    words = fill(store, 16)
+    loop = clocked(make_loop(step_limit=1, max_divergence=1e-9), replies)
+    settle(loop)
+    for lesson in (SHORT, LONG):
+        add_lesson(store, lesson)
+
+    def say(id_: str) -> list[str]:
+        """One word for a lesson that outweighs the other one. Returns what was practised from it."""
+        other, at, before = {"aa": "bb", "bb": "aa"}[id_], replies.now, len(practised(store))
+        replies.now += 1.0
+        with store.write() as conn:
+            lessons.reinforce(conn, id_, words.pop(), at=at)
+            for lesson, weight in ((id_, 3.0), (other, 0.5)):
+                lessons.set_weight(conn, lesson, weight, at=at)
+            lessons.mark_active(conn, id_)
+            lessons.supersede(conn, other, id_)
+        settle(loop)
+        return practised(store)[before:]
+
+    assert [say("aa"), say("bb"), say("aa")] == [["aa"], ["bb"], ["aa"]]
+    assert say("bb") == []
+    assert 'practice of "Give long answers." waits for more words of the person: practice changed sides' in loop.note
+    assert say("aa") == ["aa"], "no change"
+    assert [say("bb") for _ in range(6)] == [[], [], [], [], [], ["bb"]]
+    with store.write() as conn:
+        lessons.set_pinned(conn, "aa", True)
+    assert say("aa") == ["aa"], "a pinned lesson has no opposite"
