@@ -217,4 +217,4 @@ def test_ignored_fields_and_errors_are_reported(start: Start) -> None:
     codex.history.append({"role": "user", "content": picture})
     refused = codex.send()
     assert refused.status_code == 400
-    assert "got an image, but the model 'default' reads text only" in refused.json()["error"]["message"]
+    assert "got an image, but the model 'openclaw' reads text only" in refused.json()["error"]["message"]

@@ -201,7 +201,7 @@ def test_what_a_tool_shows_is_told_of_in_words(site: Site, kind: str) -> None:
     status, error = post(site, {"messages": [{"role": "user", "content": shown}]})
     assert status == 400
     if NON_TEXT_PARTS[kind] == "an image":
-        assert error["message"].startswith("messages: got an image, but the model 'default' reads text only")
+        assert error["message"].startswith("messages: got an image, but the model 'openclaw' reads text only")
     else:
         assert error["message"] == f"messages[0].content[2]: got {NON_TEXT_PARTS[kind]}; expected text."
     status, error = post(site, {"messages": [result | {"content": [{"type": "x"}]}]})

@@ -152,7 +152,7 @@ def test_a_model_that_reads_text_refuses_an_image(start: Start, path: str) -> No
     assert answer.status_code == 400
     message = answer.json()["error"]["message"]
     for part in (
-        "got an image, but the model 'default' reads text only (its config.json has no vision_config)",
+        "got an image, but the model 'openclaw' reads text only (its config.json has no vision_config)",
         "send text instead, such as the accessibility tree of a page, or serve a model that reads images.",
     ):
         assert part in message
@@ -165,7 +165,7 @@ def test_a_model_that_reads_text_refuses_an_image(start: Start, path: str) -> No
 
 def test_an_engine_that_reads_no_images_is_named(start: Start) -> None:
     site = start(visual=True)
-    words = "the model 'default' is served by embedded, which takes no images: send text instead"
+    words = "the model 'openclaw' is served by embedded, which takes no images: send text instead"
     error = refusal(site, [SEEN])
     assert words in error["message"]
     assert "serve the model with vLLM (engine.backend)" in error["message"]
@@ -222,10 +222,16 @@ def test_histories_with_images_link_by_their_digests(site: Site) -> None:
     said = {"role": "assistant", "content": first["choices"][0]["message"]["content"]}
     again = user(WORDS, {"type": "image_url", "image_url": url(PNG, "image/jpeg")})
     second = post(site, [again, said, {"role": "user", "content": "Wrong, it is a dog."}]).json()
+    collector = Collector(site.store, site.config.collect)
+    while collector.run_once():
+        pass
+    with site.store.read() as conn:
+        reaction = turns.current_reaction(conn, first["id"])
+    assert reaction is not None
+    assert reaction.messages[0]["content"] == "Wrong, it is a dog."
     anthropic = {"messages": [user(WORDS, ANTHROPIC), said, {"role": "user", "content": "Ah."}], "max_tokens": 9}
     third = site.http.post("/v1/messages", anthropic).json()
     other = post(site, [user(WORDS, chat_image(png(9))), said, {"role": "user", "content": "No."}]).json()
-    collector = Collector(site.store, site.config.collect)
     while collector.run_once():
         pass
     with site.store.read() as conn:
@@ -233,7 +239,6 @@ def test_histories_with_images_link_by_their_digests(site: Site) -> None:
             name: turns.get(conn, answer["id"])
             for name, answer in zip("abcd", (first, second, third, other), strict=True)
         }
-        reaction = turns.current_reaction(conn, first["id"])
     assert turn["b"] is not None
     assert turn["b"].parent == first["id"]
     assert turn["c"] is not None
@@ -241,8 +246,6 @@ def test_histories_with_images_link_by_their_digests(site: Site) -> None:
     assert turn["d"] is not None
     assert turn["d"].parent is None
     assert turn["d"].unlinked
-    assert reaction is not None
-    assert reaction.messages[0]["content"] == "Wrong, it is a dog."
 
 
 def test_a_prompt_with_images_continues_no_stored_tokens(site: Site) -> None:
