@@ -48,7 +48,7 @@ class ModelFiles:
 
     @property
     def image_problem(self) -> str | None:
-        """What the folder lacks to be that of a model that reads images; None if nothing."""
+        """Reason why this is not the folder of a model that reads images; None if it is one."""
         if not isinstance(self.config.get("vision_config"), dict):
             return "its config.json has no vision_config"
         if not any((self.folder / name).is_file() for name in _PROCESSOR_FILES):

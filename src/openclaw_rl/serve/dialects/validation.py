@@ -122,8 +122,7 @@ def image_placeholder(kind: str) -> str | None:
 def read_image(part: Any) -> dict[str, Any] | None:
     """Return an image part of any dialect as `{"type": "image", "url": ...}`; None for other parts.
 
-    Without a URL in it, `url` is empty. What becomes of the image is decided where the model is known
-    (`images/image_admission.py`).
+    Without a URL in it, `url` is empty. `images/image_admission.py`, which knows the model, reads or refuses the image.
     """
     if part_type(part) not in _IMAGE_PARTS:
         return None

@@ -1,8 +1,8 @@
-"""What becomes of the images of a request: they are read and known by their digests, or refused with the reason.
+"""Read the images of a request and put their digests in their place, or refuse them with the reason.
 
-The dialects give each image as a part `{"type": "image", "url": ...}`. Only data URLs are read: the gateway fetches
-nothing for a client, because its network reaches addresses that the client's may not. A model that reads text only
-gets a placeholder for an image in a tool result, as an error would end the agent's run, and refuses any other.
+The dialects return each image as a part `{"type": "image", "url": ...}`. Only data URLs are accepted: the gateway
+fetches nothing for a client, because it can reach addresses that the client cannot. For a model that reads text only,
+a placeholder replaces an image in a tool result, because an error would end the agent's run; any other is refused.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def _url_problem(url: Any) -> str:
 def text_only_reason(model: str, *, folder_problem: str | None, engine: str, reads_images: bool) -> str | None:
     """Return why images cannot be sent to the model, and what to do instead; None if they can.
 
-    `folder_problem`: what the model's folder lacks to be one that reads images. `engine`: its backend.
+    `folder_problem`: `ModelFiles.image_problem`. `engine`: its backend.
     """
     if folder_problem is None and reads_images:
         return None

@@ -1,4 +1,4 @@
-"""Format and size of an image, read from its first bytes. Nothing is decompressed, so that no image can be a bomb."""
+"""Read format and size of an image from its header. Nothing is decompressed, so a decompression bomb does no harm."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _JPEG_BARE = frozenset({0x01, *range(0xD0, 0xD9)})  # markers without a length
 
 
 class ImageHeader(NamedTuple):
-    """What an image says of itself."""
+    """Format and size of an image."""
 
     media_type: str
     width: int  # pixels
