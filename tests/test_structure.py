@@ -17,7 +17,7 @@ MAY_IMPORT = {
     "errors": "",
     "common": "types errors",
     "methods": "types",
-    "protocols": "types methods",
+    "protocols": "types common methods",
     "testing": "types errors common methods",
     "settings": "types errors common methods",
     "store": "types errors common",

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from openclaw_rl.common.images.image_prompt import ImagePrompt
 from openclaw_rl.methods.types import Sample, StepResult
 from openclaw_rl.types import Chunk, Generation, Ids, JudgeInput, Logprobs, PolicyRef, Verdict
 
@@ -32,6 +33,18 @@ class Engine(Protocol):
 
         A version that is not in `policies` is unloaded when its last reply ends. Raises `EngineError` if an adapter's
         files are missing, do not match their digest, or do not fit the base.
+        """
+        ...
+
+
+@runtime_checkable
+class ImageEngine(Protocol):
+    """An engine that reads images. Its `generate` also takes an `ImageGeneration`."""
+
+    async def render_images(self, prompt: ImagePrompt) -> Ids:
+        """Return the prompt ids [P] of a conversation with images, as the model reads them.
+
+        Raises `EngineError` if the model does not take these messages or images, `EngineGone` without an answer.
         """
         ...
 

@@ -11,10 +11,12 @@ import math
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
+from openclaw_rl.common.images.image_prompt import ImagePrompt, image_digest
+from openclaw_rl.common.message_hash import message_text
 from openclaw_rl.common.policy_digest import ADAPTER_CONFIG, ADAPTER_WEIGHTS, digest_of_folder, hash_folder
 from openclaw_rl.errors import EngineError, EngineGone, GrammarError, JudgeError
 from openclaw_rl.methods.types import Sample, StepResult
@@ -132,6 +134,32 @@ class ScriptedEngine:
         await asyncio.sleep(self.load_delay)
         self.loads.append(tuple(policies))
         self.held = named
+
+
+class ScriptedImageEngine(ScriptedEngine):
+    """`protocols.ImageEngine` without a model. `rendered` records the conversations.
+
+    A prompt has one token for each character, and `IMAGE_TOKENS` for each image.
+    """
+
+    IMAGE_TOKENS: ClassVar = (7, 7, 7, 7)
+
+    def __init__(self, reply: ReplyScript, **options: Any) -> None:
+        super().__init__(reply, **options)
+        self.rendered: list[ImagePrompt] = []
+
+    async def render_images(self, prompt: ImagePrompt) -> Ids:
+        """See `protocols.ImageEngine`."""
+        if self.refuse is not None:
+            raise self.refuse if isinstance(self.refuse, EngineError) else EngineError(self.refuse)
+        self.rendered.append(prompt)
+        ids: list[int] = []
+        for message in prompt.messages:
+            content = message.get("content")
+            for part in content if isinstance(content, list) else [content or ""]:
+                is_image = image_digest(part) is not None
+                ids += self.IMAGE_TOKENS if is_image else (8 + ord(c) % 64 for c in message_text({"content": [part]}))
+        return np.array(ids, dtype=np.int32)
 
 
 def _check_folder(policy: PolicyRef) -> None:

@@ -212,8 +212,9 @@ def test_ignored_fields_and_errors_are_reported(start: Start) -> None:
         {"type": "function_call_output", "call_id": "call_1", "output": picture},
     ]
     assert codex.send().status_code == 200, "a picture does not end the work"
-    assert site.last().request.messages[-1]["content"] == image_placeholder("input_image")
+    words = {"type": "text", "text": image_placeholder("input_image")}
+    assert site.last().request.messages[-1]["content"] == [words]
     codex.history.append({"role": "user", "content": picture})
     refused = codex.send()
     assert refused.status_code == 400
-    assert "got an image; this model reads text only" in refused.json()["error"]["message"]
+    assert "got an image, but the model 'openclaw' reads text only" in refused.json()["error"]["message"]

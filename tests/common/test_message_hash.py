@@ -62,6 +62,7 @@ SAME: list[tuple[str, Message, Message]] = [
     ),
 ]
 
+IMAGE = {"type": "image", "sha256": "ab" * 32, "media_type": "image/png", "width": 1, "height": 1}
 DIFFERENT: list[tuple[str, Message, Message]] = [
     ("words", user("yes"), user("no")),
     ("case", user("yes"), user("Yes")),
@@ -72,6 +73,7 @@ DIFFERENT: list[tuple[str, Message, Message]] = [
     ("argument types", called('{"a": 1}'), called('{"a": "1"}')),
     ("a call and none", called("{}", content="x"), {"role": "assistant", "content": "x"}),
     ("images", user([{"type": "image_url", "image_url": "a"}]), user([{"type": "image_url", "image_url": "b"}])),
+    ("digests of images", user([IMAGE]), user([IMAGE | {"sha256": "cd" * 32}])),
     ("a user's own think tags", user("<think>a</think>b"), user("b")),
     ("words moved between fields", called("{}", name="ab", content="c"), called("{}", name="b", content="ca")),
 ]

@@ -31,9 +31,12 @@ class VllmDouble:
         self.weights, self.loaded = "base", "/base"  # the tag, and the folder that was loaded last
         self.refused_weights: set[str] = set()
         self.requests: list[tuple[str, Any]] = []
+        self.reads_images, self.rendered = False, [11, 12, 13]  # whether chats with images are rendered, and to what
         self.breaks: tuple[str, int] | None = None  # how streams end before their time (`BREAKS`), and at which token
         self.routes: Mapping[str, Any] = {
             "/v1/completions": self._completions,
+            "/v1/chat/completions": self._chat,
+            "/v1/chat/completions/render": self._render,
             "/v1/load_lora_adapter": self._load,
             "/v1/unload_lora_adapter": self._unload,
             "/pause": self._plain,
@@ -140,6 +143,32 @@ class VllmDouble:
         if body.get("stream"):
             return await self._stream(request, body, version)
         return web.json_response({"choices": [self._whole(body, version)]})
+
+    async def _render(self, request: web.Request) -> web.Response:
+        body = await self._body(request)
+        if not self.reads_images:
+            return _refused(400, f"{body['model']} is not a multimodal model")
+        return web.json_response({"token_ids": self.rendered, "features": {"kwargs_data": None}})
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        """As `/v1/completions` does, in the shape of a chat."""
+        body = await self._body(request)
+        answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await answer.prepare(request)
+        sampling = Sampling(temperature=body["temperature"], max_tokens=body["max_tokens"])
+        prompt = np.array(self.rendered, dtype=np.int32)
+        asked = Generation(id="g", version=0, prompt_ids=prompt, sampling=sampling, stop_token_ids=())
+        events: list[Any] = [{"prompt_token_ids": self.rendered, "choices": [{"delta": {"role": "assistant"}}]}]
+        async for chunk in self.engine.generate(asked):
+            (token,), (logprob,) = chunk.token_ids, chunk.logprobs
+            content = [{"token": f"token_id:{token}", "logprob": logprob, "top_logprobs": []}]
+            choice = {"token_ids": [token], "logprobs": {"content": content}, "finish_reason": chunk.finish}
+            events.append({"choices": [choice]})
+        events.append({"choices": [], "usage": {"prompt_tokens_details": {"cached_tokens": len(prompt) - 1}}})
+        for event in events:
+            await answer.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+        await answer.write(b"data: [DONE]\n\n")
+        return answer
 
     async def _stream(self, request: web.Request, body: Any, version: int) -> web.StreamResponse:
         answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})

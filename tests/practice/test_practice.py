@@ -13,6 +13,7 @@ from sqlalchemy import select
 from tests.practice.conftest import LONG, SHORT, DivergingTrainer, MakeLoop, ScriptedReplies, add_lesson, settle
 from tests.train.conftest import put
 
+from openclaw_rl.common.images.image_prompt import digest_part
 from openclaw_rl.common.message_hash import EphemeralMatcher
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.gates.reply_source import NoGateway, RepliesDelayed
@@ -269,6 +270,21 @@ def test_a_contested_lesson_is_not_practised_beside_another(store: Store, make_l
     settle(make_loop(step_limit=1))
     with store.read() as conn:
         assert {turns.current_verdict(conn, id_).hints for id_ in uses_of(store, 1)} == {("Be formal.",)}  # type: ignore[union-attr]
+
+
+def test_a_prompt_with_images_is_not_practised(
+    store: Store, make_loop: MakeLoop, fill: Fill, replies: ScriptedReplies
+) -> None:
+    """Its token ids do not hold them, and the store has only their digests."""
+    image = digest_part("ab" * 32, "image/png", (1, 1))
+    seen = [{"role": "user", "content": [{"type": "text", "text": "What is this?"}, image]}]
+    (turn,) = fill(store, 1, request={"messages": seen})
+    add_lesson(store, SHORT, [turn])
+    settle(make_loop())
+    assert replies.orders == []
+    fill(store, 1, question="Where is the Louvre?")
+    settle(make_loop(step_limit=1))
+    assert replies.orders
 
 
 def of_user(lesson: Lesson, user: str) -> Lesson:

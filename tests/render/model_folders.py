@@ -43,6 +43,14 @@ def tokenizer(specials: list[str]) -> Tokenizer:
     return made
 
 
+def make_visual(folder: Path) -> Path:
+    """Make a written folder one of a model that reads images."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"vision_config": {"hidden_size": 8}}))
+    (folder / "preprocessor_config.json").write_text("{}")
+    return folder
+
+
 def make(folder: Path, kind: str) -> Path:
     """Write a model folder with the template `kind`."""
     folder.mkdir(parents=True, exist_ok=True)

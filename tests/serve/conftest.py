@@ -22,7 +22,7 @@ import openai
 import pytest
 import uvloop
 from aiohttp import web
-from tests.render.model_folders import make
+from tests.render.model_folders import make, make_visual
 from tests.render.trl_templates import KINDS, make_kind
 
 from openclaw_rl.common.policy_digest import hash_folder
@@ -47,9 +47,10 @@ OTHER_KEY = "sk-other"
 def renderers(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Renderer]:
     """Renderers by the kind of their template; the tokenizers are trained once."""
 
-    def get(kind: str = "chatml", **options: Any) -> Renderer:
+    def get(kind: str = "chatml", *, visual: bool = False, **options: Any) -> Renderer:
         write = make_kind if kind in KINDS else make
-        return Renderer(ModelFiles.from_path(str(write(tmp_path_factory.mktemp("model") / kind, kind))), **options)
+        folder = write(tmp_path_factory.mktemp("model") / kind, kind)
+        return Renderer(ModelFiles.from_path(str(make_visual(folder) if visual else folder)), **options)
 
     return cache(get)
 
@@ -258,6 +259,8 @@ def start(tmp_path: Path, renderers: Callable[..., Renderer], empty_store: Path)
         settings: Mapping[str, Any] | None = None,
         store: Store | None = None,
         reply: ReplyScript | None = None,
+        visual: bool = False,
+        engine_kind: type[ScriptedEngine] = ScriptedEngine,
         **engine: Any,
     ) -> Site:
         config = from_flat({"home": str(tmp_path), "engine.max_context": 2048, **(settings or {})})
@@ -267,11 +270,11 @@ def start(tmp_path: Path, renderers: Callable[..., Renderer], empty_store: Path)
         with store.write() as conn:
             start_policies(conn, config.policy.per)
         options = {} if config.serve.special_tokens == "text" else {"literal_text": False}
-        renderer = renderers(kind, **options)
+        renderer = renderers(kind, **({"visual": True} if visual else {}), **options)
         script = Script(renderer)
         script.say("Hello there.")
         engine = {"context_length": 2048, "versions": config.engine.max_loaded_versions, **engine}
-        sites.append(Site(config, renderer, store, ScriptedEngine(reply or script, **engine), script))
+        sites.append(Site(config, renderer, store, engine_kind(reply or script, **engine), script))
         return sites[-1]
 
     yield start

@@ -261,6 +261,19 @@ def test_parts_are_read_as_the_model_reads_them() -> None:
     assert clean["messages"][0]["content"] == [{"type": "text", "text": "[EMAIL]"}, {"type": "image_url"}]
 
 
+def test_a_digest_of_an_image_becomes_a_keyed_one() -> None:
+    """Whoever has the image could recognise it; equal images stay equal."""
+    image = {"type": "image", "sha256": "ab" * 32, "media_type": "image/png", "width": 1, "height": 1}
+    parts = [{"type": "text", "text": "see"}, image, image | {"sha256": "cd" * 32}, image]
+    turn = {"type": "main", "messages": [{"role": "user", "content": parts}], "message": {"content": "ok"}}
+    clean = TrajectoryRedactor(b"k" * 32).redact_turn(turn)
+    _, one, other, again = clean["messages"][0]["content"]
+    assert one == again != other
+    assert one == image | {"sha256": one["sha256"]}
+    assert "ab" * 32 not in str(clean)
+    assert "ab" * 32 not in str(TrajectoryRedactor(b"j" * 32).redact_turn(turn))
+
+
 @pytest.mark.parametrize(("status", "kept"), [("done", True), ("failed", False), ("cancelled", False)])
 def test_tokens_of_a_reply_that_broke_off_may_hold_more_than_its_words(status: str, kept: bool) -> None:
     turn = {"messages": [{"role": "user", "content": "Hi"}], "message": {"content": ""}, "status": status}

@@ -36,6 +36,11 @@ def _call_cancellable(cancelled: threading.Event, function: Callable[..., _T], a
         _current.cancelled = None
 
 
+async def call_in(function: Callable[..., _T], *args: Any, in_thread: bool) -> _T:
+    """Call `function` directly, or in a thread for large requests."""
+    return await run_large(function, *args) if in_thread else function(*args)
+
+
 def stop_if_cancelled() -> None:
     """Raise `RequestCancelled` if the request that this thread works for was cancelled. For use in long loops."""
     cancelled: threading.Event | None = getattr(_current, "cancelled", None)

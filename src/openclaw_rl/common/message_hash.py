@@ -16,6 +16,7 @@ from itertools import groupby
 from typing import Any
 
 from openclaw_rl.common.client_patterns import ClientContext
+from openclaw_rl.common.images.image_prompt import image_digest
 from openclaw_rl.types import Mark, Message
 
 DISTINCTIVE_CHARS = 24
@@ -58,7 +59,7 @@ class EphemeralMatcher:
 
 
 def message_text(message: Message) -> str:
-    """Return the text of a message, its parts joined; parts that are not text (images) as canonical JSON."""
+    """Return the text of a message, its parts joined: of an image its digest, of other parts canonical JSON."""
     content = message.get("content")
     if content is None:
         return ""
@@ -74,6 +75,8 @@ def _part_text(part: Any) -> str:
         return part
     if isinstance(part, dict) and isinstance(part.get("text"), str):
         return str(part["text"])
+    if (digest := image_digest(part)) is not None:
+        return f"[image {digest}]"
     return json.dumps(part, sort_keys=True, ensure_ascii=False)
 
 

@@ -324,7 +324,7 @@ async def _check_engine(
             info = await _wait_until_ready(engine, process, config, wait)
             console.print(
                 f"  answers: {info.model}, context {info.context_length} tokens, device {info.device}, "
-                f"grammars {'yes' if info.grammar else 'no'}",
+                f"grammars {'yes' if info.grammar else 'no'}, images {'yes' if info.images else 'no'}",
             )
             trial = EngineTrial(engine, info, prompt, [a for a in adapters if a is not None], 1e-3 if exact else 0.05)
             rows = [

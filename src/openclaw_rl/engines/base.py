@@ -32,6 +32,7 @@ class EngineInfo:
     waiting: int = 0  # sequences that wait for a place in the batch
     pid: int | None = None  # of the engine process, if this system started it
     grammar: bool = False  # whether it can constrain a reply by a grammar
+    images: bool = False  # whether it is a `protocols.ImageEngine` whose model reads images
 
 
 class EngineLink(Engine, Protocol):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
+from openclaw_rl.common.images.image_prompt import has_images
 from openclaw_rl.common.message_hash import EphemeralMatcher
 from openclaw_rl.errors import RequestError
 from openclaw_rl.practice.plan import PracticePlan
@@ -77,6 +78,8 @@ class PromptSelector:
     ) -> PracticePrompt | None:
         """Return the prompt with the lessons that are in force for it; None without any, or if they do not fit in."""
         request = exchange.request
+        if has_images(request.messages):  # token ids do not hold them, nor are they stored
+            return None
         in_force = lessons.lessons_for(conn, self._context(policy, exchange), states=_IN_FORCE)
         found = tuple(lesson for lesson in in_force if lesson.id in plan.beside)
         if not found:

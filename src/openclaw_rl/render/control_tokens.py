@@ -35,6 +35,11 @@ def remove_marks(text: str) -> str:
     return text.replace(LITERAL_MARK, "")
 
 
+def has_marks(value: Any) -> bool:
+    """Whether `ControlTokenText.mark` has put a mark into a text of `value` (JSON)."""
+    return any(LITERAL_MARK in text for text in _texts(value))
+
+
 class ControlTokenText:
     """The text of some control tokens, wherever it occurs in messages, tools and template variables.
 

@@ -23,6 +23,7 @@ _FLAG_OF_KEY = {
 }
 _SPECIAL_TOKEN_KEYS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _WEIGHT_PATTERNS = ("*.safetensors", "pytorch_model*.bin")
+_PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 _DOWNLOAD_PATTERNS = ("*.json", "*.jinja", "*.safetensors", "tokenizer*", "chat_template*")
 
 
@@ -44,6 +45,15 @@ class ModelFiles:
     @property
     def tokenizer_file(self) -> Path:
         return self.tokenizer_folder / "tokenizer.json"
+
+    @property
+    def image_problem(self) -> str | None:
+        """Reason why this is not the folder of a model that reads images; None if it is one."""
+        if not isinstance(self.config.get("vision_config"), dict):
+            return "its config.json has no vision_config"
+        if not any((self.folder / name).is_file() for name in _PROCESSOR_FILES):
+            return f"its folder has no {' or '.join(_PROCESSOR_FILES)}"
+        return None
 
     @staticmethod
     def from_path(

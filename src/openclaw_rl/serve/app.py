@@ -163,6 +163,7 @@ async def _serve_until_stopped(
     async def update_engine_info() -> None:
         info = await engine.info()
         gateway.context_length, gateway.supports_grammar = info.context_length, info.grammar
+        gateway.reads_images = info.images
 
     gateway.versions.on_loaded = update_engine_info
     runner = GatewayRunner(app, config.serve, grace=_SHUTDOWN_GRACE_SECONDS)

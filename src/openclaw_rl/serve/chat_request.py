@@ -54,6 +54,8 @@ class ChatRequest:
     raw: Sequence[bytes] = ()
     raw_tools: bytes = b""
     dialect: str = "chat"
+    prompt_field: str = "messages"  # field of the body that an error about the prompt names
+    images: Mapping[str, str] = field(default_factory=dict)  # digest -> data URL of those in `messages`
     id_prefix: str = "chatcmpl-"
     template_variables: Mapping[str, Any] = field(default_factory=dict)  # variables for the chat template
     prefix: Message | None = None  # the client's assistant message that the reply continues; `messages` is without it

@@ -11,10 +11,11 @@ from typing import Any
 
 from openclaw_rl.common import message_hash
 from openclaw_rl.common.disk_space import DiskMonitor
+from openclaw_rl.common.large_requests import call_in
 from openclaw_rl.common.logging_metrics import GatewayMetrics
 from openclaw_rl.common.steady_clock import recorded_time
 from openclaw_rl.errors import PromptTooLong, RequestError
-from openclaw_rl.protocols import Engine
+from openclaw_rl.protocols import Engine, ImageEngine
 from openclaw_rl.render.renderer import RenderedPrompt, Renderer
 from openclaw_rl.serve.auth import Caller
 from openclaw_rl.serve.chat_request import (
@@ -28,10 +29,12 @@ from openclaw_rl.serve.chat_request import (
 from openclaw_rl.serve.episodes.open_episodes import OpenEpisodes, apply_episode
 from openclaw_rl.serve.gate.canary import conversation_of
 from openclaw_rl.serve.group_commit import GroupCommitWriter
+from openclaw_rl.serve.images.image_admission import admit_images, text_only_reason
+from openclaw_rl.serve.images.image_rendering import ImageRenderer
 from openclaw_rl.serve.inflight_reply import InflightReply
 from openclaw_rl.serve.lessons.lesson_picker import LessonPicker, load_topics
 from openclaw_rl.serve.previous_response import resolve_previous_response
-from openclaw_rl.serve.prompt_builder import BuiltPrompt, PromptBuilder
+from openclaw_rl.serve.prompt_builder import BUILD_IN_THREAD_BYTES, BuiltPrompt, PromptBuilder
 from openclaw_rl.serve.prompt_recovery import PromptRecovery
 from openclaw_rl.serve.structured_output import build_grammar, grammar_error
 from openclaw_rl.serve.version_manager import VersionManager
@@ -50,6 +53,7 @@ CONTINUED = "the reply continues a message of the client; only whole replies are
 CONTROL_TOKEN = (
     "a message, tool or template variable has the text of a control token, and the model reads it as that token"
 )
+WITH_IMAGES = "its prompt has images, and the trainer reads text only"
 MAX_COUNTED_CONTEXTS = 8  # a longer prompt is refused also where its tokens are only counted
 MIN_REFUSED_BODY_BYTES = 2**20  # smaller bodies are always read, as the error is then more precise
 MAX_JSON_BYTES_PER_BYTE = 6  # a byte of text takes up to six in JSON: \u0001
@@ -72,6 +76,7 @@ class Gateway:
             secret=store.secret,
             is_ephemeral=message_hash.EphemeralMatcher(config.serve.ephemeral_patterns),
             recall=PromptRecovery(store, identity=identity, stop_token_ids=renderer.stop_token_ids),
+            image_renderer=ImageRenderer(engine, renderer) if isinstance(engine, ImageEngine) else None,
         )
         self.lessons = LessonPicker(
             store,
@@ -81,6 +86,7 @@ class Gateway:
             is_ephemeral=self.prompt_builder.is_ephemeral,
         )
         self.supports_grammar = True  # whether the engine supports grammars; True until the engine has reported it
+        self.reads_images = isinstance(engine, ImageEngine)  # until the engine has reported whether its model does
         self.context_length = config.engine.max_context or renderer.context_length or DEFAULT_CONTEXT_TOKENS
         self._sampling_override = sampling_fields(config.serve.sampling_override)
         with store.read() as conn:
@@ -108,7 +114,7 @@ class Gateway:
         """
         self.disk.check()
         scope = caller.scope
-        ask = await resolve_previous_response(ask, scope, self.store)
+        ask = await self._complete_request(ask, scope)
         pinned, name = self._parse_model(ask.model)
         if ask.completion_prompt is None:
             has_lessons = caller.episode is None
@@ -155,6 +161,21 @@ class Gateway:
         )
         return out
 
+    async def _complete_request(self, ask: ChatRequest, scope: str) -> ChatRequest:
+        """Return the request with its whole conversation, and with its images read. Raises `RequestError`."""
+        ask = await resolve_previous_response(ask, scope, self.store)
+        return await call_in(admit_images, ask, self.image_refusal, in_thread=ask.size > BUILD_IN_THREAD_BYTES)
+
+    @property
+    def image_refusal(self) -> str | None:
+        """Why images cannot be sent to the model, for the client; None if they can."""
+        return text_only_reason(
+            self.config.model.name,
+            folder_problem=self.renderer.files.image_problem,
+            engine=self.config.engine.backend,
+            reads_images=self.reads_images,
+        )
+
     def _make_request(
         self, ask: ChatRequest, caller: Caller, prompt: BuiltPrompt, sampling: Sampling, version: int
     ) -> Request:
@@ -188,6 +209,8 @@ class Gateway:
     def _untrainable_reason(self, ask: ChatRequest, prompt: BuiltPrompt) -> str | None:
         if ask.prefix is not None:
             return CONTINUED
+        if prompt.with_images is not None:
+            return ask.untrainable or WITH_IMAGES
         acts = prompt.has_acting_token and self.config.serve.special_tokens != "model"
         return ask.untrainable or (CONTROL_TOKEN if acts else None)
 
@@ -197,16 +220,19 @@ class Gateway:
         A prompt may exceed the context here, so that a client learns by how much, but not without limit.
         """
         limit = MAX_COUNTED_CONTEXTS * self.context_length
-        ask = await resolve_previous_response(ask, scope, self.store)
+        ask = await self._complete_request(ask, scope)
         pinned, name = self._parse_model(ask.model)
         if pinned is not None:
             self.versions.release(await self.versions.acquire_version(pinned))
         return len((await self._build_prompt(ask, scope, limit, name)).rendered.prompt_ids)
 
     def check_body_size(self, size: int, *, contexts: int = 1) -> None:
-        """Raise `PromptTooLong` if a body of `size` bytes is longer than any prompt of so many contexts can be."""
+        """Raise `PromptTooLong` if a body of `size` bytes is longer than any prompt of so many contexts can be.
+
+        With images, the size says nothing: a large one may take few tokens.
+        """
         bytes_per_token = self.renderer.tokenizer.longest_token_bytes
-        if bytes_per_token is None or size < MIN_REFUSED_BODY_BYTES:
+        if bytes_per_token is None or size < MIN_REFUSED_BODY_BYTES or self.image_refusal is None:
             return
         tokens, limit = size // (bytes_per_token * MAX_JSON_BYTES_PER_BYTE), self.context_length
         if tokens > contexts * limit:

@@ -11,11 +11,12 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, Protocol
 
 import numpy as np
 
+from openclaw_rl.common.images.image_prompt import ImageGeneration
 from openclaw_rl.common.logging_metrics import GatewayMetrics
 from openclaw_rl.errors import DiskFull, EngineError, EngineGone, GrammarError, RequestError, SamplingUnsupported
 from openclaw_rl.protocols import Engine
@@ -185,17 +186,19 @@ class InflightReply:
             raise ReplyFailed(f"the engine refused: {error}", status=500, code="engine_error") from error
 
     def _generate(self) -> Any:
-        request = self._request
-        return self._context.engine.generate(
-            Generation(
-                id=request.id,
-                version=self._version,
-                prompt_ids=request.prompt_ids,
-                sampling=request.sampling,
-                stop_token_ids=self._context.renderer.stop_token_ids,
-                top_logprobs=self._ask.top_logprobs,
-            )
+        request, conversation = self._request, self._prompt.with_images
+        generation = Generation(
+            id=request.id,
+            version=self._version,
+            prompt_ids=request.prompt_ids,
+            sampling=request.sampling,
+            stop_token_ids=self._context.renderer.stop_token_ids,
+            top_logprobs=self._ask.top_logprobs,
         )
+        if conversation is not None:
+            known = {field.name: getattr(generation, field.name) for field in fields(generation)}
+            generation = ImageGeneration(**known, prompt=conversation)
+        return self._context.engine.generate(generation)
 
     async def _wait_durable(self, write: asyncio.Future[None]) -> None:
         """Wait until the request or its reply is durable. Raises `ReplyFailed` if the store refused it."""
@@ -224,7 +227,7 @@ class InflightReply:
         done = context.writer.put(reply)
         await self._wait_durable(self._admitted)
         await self._wait_durable(done)
-        if record.can_bridge and self._ask.completion_prompt is None:
+        if record.can_bridge and self._ask.completion_prompt is None and self._prompt.with_images is None:
             context.prompt_builder.cache_finished_reply(self._prompt.history, mark, request, reply)
         self._count_outcome(record.finish_reason.value)
         self._observe_metrics(reply.finished_at)

@@ -14,21 +14,23 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from openclaw_rl.common import message_hash
-from openclaw_rl.common.large_requests import run_large, stop_if_cancelled
+from openclaw_rl.common.images.image_prompt import ImagePrompt
+from openclaw_rl.common.large_requests import call_in, run_large, stop_if_cancelled
 from openclaw_rl.errors import PromptTooLong
 from openclaw_rl.render.caches import SampledTokens, TokenBudgetLRU, TwoGenerationLRU
-from openclaw_rl.render.chat_template import SerializedTool
 from openclaw_rl.render.hint import hinted_index, lessons_hint, with_hint
 from openclaw_rl.render.renderer import RenderedPrompt, Renderer
 from openclaw_rl.render.splice import PromptPiece, SampledReply
 from openclaw_rl.serve.chat_request import ChatRequest, field_error
+from openclaw_rl.serve.images.image_rendering import ImageRenderer
 from openclaw_rl.serve.lessons.lesson_picker import LessonLookup
+from openclaw_rl.serve.message_features import MessageFeatures, ToolFeatures
 from openclaw_rl.serve.prompt_recovery import PromptRecovery
 from openclaw_rl.types import Ids, Mark, Message, Reply, Request
 
@@ -38,31 +40,7 @@ CHARS_PER_TOKEN = 4  # more characters per token of the limit are checked in sli
 BUILD_IN_THREAD_BYTES = 512 * 1024  # body size above which a thread also hashes and renders
 BUILD_IN_THREAD_MESSAGES = 1000  # number of messages above which it does
 REPLY_CACHE_TOKENS = 4 * 2**20  # size of the cache of sampled replies for rendered prompts, in tokens
-_T = TypeVar("_T")
 MAX_RECOVERED_REPLIES = 64  # number of a history's last replies that are read from the store after a restart
-
-
-@dataclass(frozen=True, slots=True)
-class MessageFeatures:
-    """Values that are computed from one message."""
-
-    own_hash: bytes
-    role: str
-    distinctive: bool
-    is_ephemeral: bool
-    template_message: dict[str, Any]  # the message as the template takes it
-    sent_hash: bytes  # like `own_hash`, but includes text that the client inserts, because it changes the prompt
-    origin: tuple[str, str] | None  # (session, agent) that the message states
-    has_acting_token: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ToolFeatures:
-    """Values that are computed from a request's tools."""
-
-    template_tools: list[SerializedTool]
-    digest: bytes
-    has_acting_token: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +68,7 @@ class BuiltPrompt:
     reused: int
     has_acting_token: bool = False
     lessons: Mapping[str, str] = field(default_factory=dict)  # id -> text of those in the prompt
+    with_images: ImagePrompt | None = None  # the conversation, if it has images: the engine has rendered it
 
 
 class PromptBuilder:
@@ -102,8 +81,9 @@ class PromptBuilder:
         secret: bytes,
         is_ephemeral: Callable[[Message], bool],
         recall: PromptRecovery | None = None,
+        image_renderer: ImageRenderer | None = None,
     ) -> None:
-        self.renderer = renderer
+        self.renderer, self._image_renderer = renderer, image_renderer
         self._secret = secret
         self.is_ephemeral = is_ephemeral
         self._token_source = recall
@@ -137,6 +117,10 @@ class PromptBuilder:
         history = await call_in(self._hash_history, features, tools, scope, ask.template_variables, in_thread=large)
         acts = tools.has_acting_token or any(f.has_acting_token for f in features)
         acts = acts or any(map(self.renderer.has_acting_token, ask.template_variables.values()))
+        if ask.images:
+            assert self._image_renderer is not None, "images are admitted only if the engine reads them"
+            rendered, conversation = await self._image_renderer.render_prompt(ask, features, tools)
+            return BuiltPrompt(rendered, replace(history, can_bridge=False), 0, acts, lessons, conversation)
         found = None
         if ask.prefix is None:
             keys = history.reply_keys
@@ -393,8 +377,3 @@ def _stated_origin(features: Sequence[MessageFeatures]) -> tuple[str, str] | Non
 def _kept_texts(messages: Sequence[Message]) -> list[str]:
     """Return the texts that every template keeps. (Some drop the reasoning of replies.)"""
     return [message_hash.message_text(m) for m in messages if m.get("role") != "assistant"]
-
-
-async def call_in(function: Callable[..., _T], *args: Any, in_thread: bool) -> _T:
-    """Call `function` directly, or in a thread for large requests."""
-    return await run_large(function, *args) if in_thread else function(*args)

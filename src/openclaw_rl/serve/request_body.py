@@ -14,10 +14,10 @@ from typing import TypeVar
 
 from aiohttp import web
 
-from openclaw_rl.common.large_requests import run_large
+from openclaw_rl.common.large_requests import call_in, run_large
 from openclaw_rl.errors import RequestError
 from openclaw_rl.serve.http_connection import error_summary
-from openclaw_rl.serve.prompt_builder import BUILD_IN_THREAD_BYTES, call_in
+from openclaw_rl.serve.prompt_builder import BUILD_IN_THREAD_BYTES
 from openclaw_rl.settings.load import ServeConfig
 
 MAX_JSON_VALUES = 100_000  # objects, lists and strings of a body, which are decoded while the GIL is held: 0.1 s

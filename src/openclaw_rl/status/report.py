@@ -46,6 +46,7 @@ CURES = {
     "penalties": _OVERRIDE + "{presence_penalty: 0, frequency_penalty: 0}",
     "logit_bias": "the client can omit logit_bias",
     "a message, tool or template variable has": "the owner can set serve.special_tokens: text (or model)",
+    "its prompt has images": "the client can send the accessibility tree of a page, or other text, instead",
     "a forced format": "the client can ask for the format in the prompt, with tool_choice auto and no response_format",
 }
 """Start of a reason for which turns are untrainable -> what makes the next ones trainable."""

@@ -12,6 +12,7 @@ from hashlib import blake2b
 from itertools import groupby
 from typing import Any
 
+from openclaw_rl.common.images.image_prompt import image_digest
 from openclaw_rl.store.rows import from_json, to_json
 from openclaw_rl.trajectories.pii import KINDS, scrub_text
 from openclaw_rl.trajectories.schema import prompt_and_response
@@ -126,13 +127,19 @@ class TrajectoryRedactor:
         out: list[Any] = []
         for is_text, run in groupby(parts, key=lambda p: isinstance(p, dict) and isinstance(p.get("text"), str)):
             given = list(run)
-            clean = [self._redact_value(part) for part in given]
+            clean = [self._redact_value(self._redact_image(part)) for part in given]
             whole = "".join(part["text"] for part in given) if is_text else ""
             if is_text and self.redact_text(whole) != whole:
                 joined = "".join(part["text"] for part in clean)
                 clean = clean if self.redact_text(joined) == joined else [clean[0] | {"text": self.redact_text(whole)}]
             out += clean
         return out
+
+    def _redact_image(self, part: Any) -> Any:
+        """Return an image part with a keyed digest, so that nobody recognises an image that they have."""
+        if (digest := image_digest(part)) is None:
+            return part
+        return {**part, "sha256": f"redacted-{blake2b(digest.encode(), key=self._key, digest_size=8).hexdigest()}"}
 
     def _redact_value(self, value: Any) -> Any:
         if isinstance(value, str):

@@ -54,26 +54,30 @@ def test_the_request_turns_off_all_that_is_not_ours() -> None:
     assert "seed" not in completions_api.request_body(model="m", prompt=[1], sampling=Sampling(), limit=1, stop=())
 
 
+def chunk_of(events: list[bytes], top: int) -> Chunk | None:
+    return completions_api.chunk_from_events([completions_api.decode_event(raw) for raw in events], top)
+
+
 def test_what_arrives_together_is_one_chunk() -> None:
     events = [
         event(token_ids=[5, 6], logprobs=logprobs((5, -0.5), (6, -1.0), top={8: -2.0, 5: -0.5, 9: -3.0})),
         event(token_ids=[7], logprobs=logprobs((7, -0.25), top={7: -0.25}), finish_reason="stop"),
         json.dumps({"choices": [], "usage": {}}).encode(),
     ]
-    assert completions_api.chunk_from_events(events, 2) == Chunk(
+    assert chunk_of(events, 2) == Chunk(
         token_ids=(5, 6, 7),
         logprobs=(-0.5, -1.0, -0.25),
         top=(((5, -0.5), (8, -2.0)),) * 2 + (((7, -0.25),),),
         finish="stop",
     )
-    assert completions_api.chunk_from_events([event(token_ids=[], text="")], 0) is None
-    assert completions_api.chunk_from_events([event(token_ids=[], finish_reason="length")], 0) == Chunk(
+    assert chunk_of([event(token_ids=[], text="")], 0) is None
+    assert chunk_of([event(token_ids=[], finish_reason="length")], 0) == Chunk(
         token_ids=(), logprobs=(), finish="length"
     )
 
 
 def test_ids_may_come_as_the_tokens_names() -> None:
-    chunk = completions_api.chunk_from_events([event(text="hi", logprobs=logprobs((5, -0.5), (6, None)))], 0)
+    chunk = chunk_of([event(text="hi", logprobs=logprobs((5, -0.5), (6, None)))], 0)
     assert chunk is not None
     assert chunk.token_ids == (5, 6)
     assert math.isnan(chunk.logprobs[1]), "the gateway refuses what is no number"
@@ -91,18 +95,16 @@ def test_ids_may_come_as_the_tokens_names() -> None:
 )
 def test_what_cannot_train_is_refused(choice: dict[str, Any], words: str) -> None:
     with pytest.raises(EngineError, match=words):
-        completions_api.chunk_from_events([event(**choice)], 0)
+        chunk_of([event(**choice)], 0)
 
 
 def test_a_reply_that_the_server_gave_up_is_gone() -> None:
     with pytest.raises(EngineGone, match="abort"):
-        completions_api.chunk_from_events([event(token_ids=[], finish_reason="abort")], 0)
+        chunk_of([event(token_ids=[], finish_reason="abort")], 0)
     with pytest.raises(EngineGone, match="is incomplete"):
-        completions_api.chunk_from_events(
-            [json.dumps({"error": {"message": "EngineCore encountered an issue"}}).encode()], 0
-        )
+        chunk_of([json.dumps({"error": {"message": "EngineCore encountered an issue"}}).encode()], 0)
     with pytest.raises(EngineError, match="too long") as caught:
-        completions_api.chunk_from_events([json.dumps({"error": {"message": "too long", "code": 400}}).encode()], 0)
+        chunk_of([json.dumps({"error": {"message": "too long", "code": 400}}).encode()], 0)
     assert not isinstance(caught.value, EngineGone)
 
 

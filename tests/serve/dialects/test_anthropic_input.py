@@ -98,11 +98,17 @@ def test_words_typed_while_the_agent_worked_are_the_users() -> None:
     assert not TRANSIENT(message)
 
 
-def test_a_picture_from_a_tool_is_told_of_in_words() -> None:
-    given = [text("The page:"), {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}]
-    result = {"type": "tool_result", "tool_use_id": "x", "content": given}
-    (message,) = decode([{"role": "user", "content": [result]}]).messages
-    assert message["content"] == "The page:\n(The tool gave an image, which this model cannot see.)"
+def test_images_stand_between_the_texts_of_their_message() -> None:
+    source = {"type": "base64", "media_type": "image/png", "data": "AAAA"}
+    picture, image = {"type": "image", "source": source}, {"type": "image", "url": "data:image/png;base64,AAAA"}
+    result = {"type": "tool_result", "tool_use_id": "x", "content": [text("The page:"), picture]}
+    shown = [text("a"), text("b"), picture, text("c")]
+    tool, user = decode([{"role": "user", "content": [*shown, result]}]).messages
+    assert tool["content"] == [text("The page:"), image]
+    assert user["content"] == [text("a\nb"), image, text("\nc")]
+    linked = {"type": "image", "source": {"type": "url", "url": "https://example.com/a.png"}}
+    (message,) = decode([{"role": "user", "content": [linked]}]).messages
+    assert message["content"] == [{"type": "image", "url": "https://example.com/a.png"}]
 
 
 def test_clients_book_keeping_is_not_part_of_the_prompt() -> None:
@@ -223,7 +229,7 @@ JSON = st.recursive(
     max_leaves=8,
 )
 KINDS = ["text", "tool_use", "tool_result", "thinking", "redacted_thinking", "image", "document", "search_result", "x"]
-KEYS = ["text", "thinking", "id", "name", "input", "tool_use_id", "content", "is_error", "tool_name"]
+KEYS = ["text", "thinking", "id", "name", "input", "tool_use_id", "content", "is_error", "tool_name", "source"]
 BLOCK = st.fixed_dictionaries(
     {"type": st.sampled_from(KINDS)},
     optional={key: st.text(max_size=5) | JSON for key in KEYS},

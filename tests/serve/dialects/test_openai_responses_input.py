@@ -123,9 +123,17 @@ def test_a_namespace_that_is_no_string_is_refused(kind: str, words: str) -> None
 def test_what_a_tool_shows_is_told_of_in_words() -> None:
     shown = [{"type": "input_text", "text": "a: "}, {"type": "input_image", "image_url": "x"}, {"type": "input_file"}]
     (result,) = messages({"type": "function_call_output", "call_id": "c", "output": shown})
-    assert result["content"] == f"a: {image_placeholder('input_image')}{image_placeholder('input_file')}"
-    with pytest.raises(RequestError, match="got an image; this model reads text only"):
+    words = {"type": "text", "text": image_placeholder("input_file")}
+    image = {"type": "image", "url": "x"}
+    assert result["content"] == [{"type": "text", "text": "a: "}, image, words]
+    (result,) = messages({"type": "function_call_output", "call_id": "c", "output": shown[::2]})
+    assert result["content"] == "a: " + words["text"]
+    (message,) = messages({"role": "user", "content": shown[1:2]})
+    assert message["content"] == [image]
+    with pytest.raises(RequestError, match="got a file; expected text"):
         read_input([{"role": "user", "content": shown}])
+    with pytest.raises(RequestError, match="got an image; expected text; images are read in user messages"):
+        read_input([{"role": "developer", "content": shown[1:2]}])
 
 
 def test_the_parts_of_a_turn_are_joined_once() -> None:

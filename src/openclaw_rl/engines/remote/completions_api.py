@@ -105,8 +105,8 @@ def single_choice(answer: Any) -> CompletionChoice:
     return found.choices[0]
 
 
-def chunk_from_events(events: Sequence[bytes], top: int) -> Chunk | None:
-    """Return the events of one read as one chunk; None if they have no token and no finish reason.
+def chunk_from_events(events: Sequence[CompletionResponse], top: int) -> Chunk | None:
+    """Return the decoded events of one read as one chunk; None if they have no token and no finish reason.
 
     Raises `EngineError` if ids or log-probabilities are missing, `EngineGone` if the server aborted the reply.
     """
@@ -114,8 +114,8 @@ def chunk_from_events(events: Sequence[bytes], top: int) -> Chunk | None:
     logprobs: list[float] = []
     tops: list[TopLogprobs] = []
     finish: str | None = None
-    for raw in events:
-        for choice in decode_event(raw).choices:
+    for event in events:
+        for choice in event.choices:
             finish = choice.finish_reason or finish
             found = token_ids_of(choice)
             if found:
@@ -130,9 +130,9 @@ def chunk_from_events(events: Sequence[bytes], top: int) -> Chunk | None:
     return Chunk(token_ids=tuple(ids), logprobs=tuple(logprobs), top=tuple(tops), finish=finish)
 
 
-def cached_prompt_tokens(events: Sequence[bytes]) -> int:
+def cached_prompt_tokens(last: CompletionResponse) -> int:
     """Return how many prompt tokens came from the server's prefix cache, read from the last event."""
-    details = (decode_event(events[-1]).usage or {}).get("prompt_tokens_details") or {}
+    details = (last.usage or {}).get("prompt_tokens_details") or {}
     return int(details.get("cached_tokens") or 0)
 
 

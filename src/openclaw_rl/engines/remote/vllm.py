@@ -1,11 +1,14 @@
-"""Engine client for vLLM: `/v1/completions` with token ids in and out (docs/decisions/0005-vllm.md)."""
+"""Engine client for vLLM: `/v1/completions` with token ids in and out (docs/decisions/0005-vllm.md).
+
+Conversations with images go to `/v1/chat/completions` (`chat_api.py`), with token ids out.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import re
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -13,15 +16,16 @@ from typing import Any
 
 import numpy as np
 
+from openclaw_rl.common.images.image_prompt import ImageGeneration, ImagePrompt
 from openclaw_rl.engines import adapter_file
 from openclaw_rl.engines.adapter_file import AdapterFile
 from openclaw_rl.engines.base import EngineInfo, OnConnect
-from openclaw_rl.engines.remote import completions_api
+from openclaw_rl.engines.remote import chat_api, completions_api
 from openclaw_rl.engines.remote.engine import BASE_WEIGHTS, RemoteEngine
 from openclaw_rl.engines.remote.http_client import HEALTH_TIMEOUT, HttpClient, RequestRefused
 from openclaw_rl.engines.remote.loaded_versions import LoadedVersion, adapter_name, full_weights_name, owner_of
 from openclaw_rl.engines.remote.server_process import version_numbers
-from openclaw_rl.errors import EngineError
+from openclaw_rl.errors import EngineError, EngineGone
 from openclaw_rl.settings.load import Config, EngineConfig
 from openclaw_rl.types import Chunk, Generation, Ids, Logprobs, PolicyRef, Sampling
 
@@ -97,6 +101,7 @@ class VllmEngine(RemoteEngine):
             device=self._device,
             dtype=dtype,
             grammar=await self._supports_grammars(),
+            images=await self._reads_images(),
         )
 
     async def _device_and_dtype(self) -> tuple[str, str]:
@@ -117,6 +122,24 @@ class VllmEngine(RemoteEngine):
         except RequestRefused:
             return False
 
+    async def _reads_images(self) -> bool:
+        """Return whether the server renders a conversation with an image; one with a text model refuses it."""
+        try:
+            return bool(await self._render_chat(chat_api.probe_prompt()))
+        except EngineGone:
+            raise
+        except EngineError:
+            return False
+
+    async def render_images(self, prompt: ImagePrompt) -> Ids:
+        """See `protocols.ImageEngine`. Adapters do not change what is rendered, so the base is asked."""
+        await self._ensure_connected()
+        return np.array(await self._render_chat(prompt), dtype=np.int32)
+
+    async def _render_chat(self, prompt: ImagePrompt) -> list[int]:
+        asked = chat_api.render_body(self._base_name, prompt)
+        return chat_api.rendered_ids(await self.http.call_json("POST", chat_api.RENDER_PATH, asked))
+
     async def _request_choice(self, asked: dict[str, Any]) -> completions_api.CompletionChoice:
         """Return the choice of an answer that is not streamed."""
         return completions_api.single_choice(await self.http.call_json("POST", "/v1/completions", asked))
@@ -125,18 +148,19 @@ class VllmEngine(RemoteEngine):
         return held.adapter or self._base_name
 
     async def _stream_chunks(self, generation: Generation, held: LoadedVersion, limit: int) -> AsyncGenerator[Chunk]:
-        asked = completions_api.streaming_body(generation, model=self._model_name(held), limit=limit)
+        path, asked, decode = _stream_request(generation, self._model_name(held), limit)
         if generation.sampling.grammar is not None:
             asked |= _grammar_fields(generation.sampling.grammar)
         end, cached = None, 0
-        async with aclosing(self.http.stream_events("/v1/completions", asked)) as events:
-            async for together in events:
-                chunk = completions_api.chunk_from_events(together, generation.top_logprobs)
+        async with aclosing(self.http.stream_events(path, asked)) as raw_events:
+            async for together in raw_events:
+                events = [decode(raw) for raw in together]
+                chunk = completions_api.chunk_from_events(events, generation.top_logprobs)
                 if chunk is not None and chunk.finish is None:
                     yield chunk
                 end = chunk or end
                 if end is not None and end.finish is not None:
-                    cached = completions_api.cached_prompt_tokens(together)
+                    cached = completions_api.cached_prompt_tokens(events[-1])
         if end is not None and end.finish is not None:
             yield replace(end, cached=cached)  # the cached token count follows the finish event
 
@@ -232,6 +256,17 @@ class VllmEngine(RemoteEngine):
             await self.http.call_json("POST", "/update_weight_version", {"new_version": name or "base"})
         finally:
             await self.http.call_json("POST", "/resume")
+
+
+def _stream_request(
+    generation: Generation, model: str, limit: int
+) -> tuple[str, dict[str, Any], Callable[[bytes], completions_api.CompletionResponse]]:
+    """Return path and body of the request for a reply, and the function that decodes its events."""
+    if isinstance(generation, ImageGeneration):
+        asked = chat_api.streaming_body(generation, model=model, limit=limit)
+        return chat_api.CHAT_PATH, asked, chat_api.ChatEventDecoder(generation.prompt_ids)
+    asked = completions_api.streaming_body(generation, model=model, limit=limit)
+    return "/v1/completions", asked, completions_api.decode_event
 
 
 def _has_tied_head(folder: Path) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from openclaw_rl.common.client_patterns import LOCAL_COMMAND, SYSTEM_REMINDER, ClientContext
+from openclaw_rl.common.images.image_prompt import IMAGE_TYPE
 from openclaw_rl.serve.chat_request import field_error
 from openclaw_rl.serve.dialects.validation import NON_TEXT_PARTS, decode_json, image_placeholder
 
@@ -36,7 +37,15 @@ class ContentBlock(msgspec.Struct):
     tool_use_id: str | None = None
     content: msgspec.Raw = msgspec.Raw(b"")
     is_error: bool | None = None
+    source: msgspec.Raw = msgspec.Raw(b"")
     tool_name: str | None = None
+
+
+class _ImageSource(msgspec.Struct):
+    type: str
+    media_type: str = ""
+    data: str = ""
+    url: str = ""
 
 
 class _AnthropicMessage(msgspec.Struct):
@@ -47,6 +56,7 @@ class _AnthropicMessage(msgspec.Struct):
 _message_decoder = msgspec.json.Decoder(_AnthropicMessage)
 _content_decoder = msgspec.json.Decoder(str | list[ContentBlock] | None)
 _blocks_decoder: msgspec.json.Decoder[list[ContentBlock]] = msgspec.json.Decoder(list[ContentBlock])
+_source_decoder = msgspec.json.Decoder(_ImageSource)
 _object_decoder = msgspec.json.Decoder(dict[str, Any])
 
 
@@ -77,15 +87,40 @@ def read_system(raw: bytes) -> list[dict[str, Any]]:
 
 def _read_user_blocks(blocks: Sequence[ContentBlock], place: str) -> list[dict[str, Any]]:
     """Return the tool results in order, then the text: templates expect results directly after their calls."""
-    results, texts = [], []
+    results, own = [], []
     for index, block in enumerate(blocks):
         where = f"{place}[{index}]"
         if block.type == "tool_result":
             results.append(_read_tool_result(block, where))
         else:
-            texts.append(_block_text(block, where))
-    runs = groupby(texts, key=_is_client_context)
-    return results + [{"role": "user", "content": "\n".join(run)} for _, run in runs]
+            own.append(_read_image(block, where) or _block_text(block, where))
+    runs = groupby(own, key=lambda part: isinstance(part, str) and _is_client_context(part))
+    return results + [{"role": "user", "content": _join_parts(list(run))} for _, run in runs]
+
+
+def _read_image(block: ContentBlock, place: str) -> dict[str, Any] | None:
+    """Return an image block as an image part with a URL (`validation.read_image`); None for other blocks."""
+    if block.type != IMAGE_TYPE:
+        return None
+    source = decode_json(_source_decoder, bytes(block.source) or b"{}", f"{place}.source")
+    url = f"data:{source.media_type};base64,{source.data}" if source.type == "base64" else source.url
+    return {"type": IMAGE_TYPE, "url": url}
+
+
+def _join_parts(parts: Sequence[str | dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """Return texts as one text, a line each; with images between them as parts."""
+    if all(isinstance(part, str) for part in parts):
+        return "\n".join(str(part) for part in parts)
+    out: list[dict[str, Any]] = []
+    for part in parts:
+        before = "\n" if out else ""
+        if not isinstance(part, str):
+            out.append(part)
+        elif out and "text" in out[-1]:
+            out[-1]["text"] += before + part
+        else:
+            out.append({"type": "text", "text": before + part})
+    return out
 
 
 def _read_tool_result(block: ContentBlock, place: str) -> dict[str, Any]:
@@ -94,10 +129,14 @@ def _read_tool_result(block: ContentBlock, place: str) -> dict[str, Any]:
     place = f"{place}.content"
     content = decode_json(_content_decoder, bytes(block.content), place) if bytes(block.content) else None
     blocks = () if isinstance(content, str) else content or ()
-    texts = [image_placeholder(b.type) or _block_text(b, f"{place}[{n}]") for n, b in enumerate(blocks)]
-    text = content if isinstance(content, str) else "\n".join(texts)
-    out = {"role": "tool", "tool_call_id": block.tool_use_id, "content": text}
+    parts = [_read_result_part(b, f"{place}[{n}]") for n, b in enumerate(blocks)]
+    out: dict[str, Any] = {"role": "tool", "tool_call_id": block.tool_use_id}
+    out["content"] = content if isinstance(content, str) else _join_parts(parts)
     return out | {"is_error": True} if block.is_error else out
+
+
+def _read_result_part(block: ContentBlock, place: str) -> str | dict[str, Any]:
+    return _read_image(block, place) or image_placeholder(block.type) or _block_text(block, place)
 
 
 def _read_assistant_blocks(blocks: Sequence[ContentBlock], place: str) -> dict[str, Any]:
@@ -141,7 +180,8 @@ def _block_text(block: ContentBlock, place: str) -> str:
     if block.type == "tool_reference":
         return f"The tool {block.tool_name} can be called."
     what = NON_TEXT_PARTS.get(block.type, f"a block of type {block.type[:40]!r}")
-    raise field_error(place, f"got {what}; this model reads text only. Send its text as a text block.")
+    where = "; images are read in user messages and tool results" if block.type == IMAGE_TYPE else ""
+    raise field_error(place, f"got {what}; expected text{where}. Send its text as a text block.")
 
 
 def merge_assistant_messages(messages: Sequence[tuple[bytes, dict[str, Any]]]) -> list[tuple[bytes, dict[str, Any]]]:

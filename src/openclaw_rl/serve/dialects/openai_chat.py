@@ -37,9 +37,9 @@ from openclaw_rl.serve.dialects.validation import (
     check_message,
     decode_json,
     read_kind,
+    read_parts,
     read_sampling,
     read_top_logprobs,
-    replace_images,
     take_prefix,
 )
 from openclaw_rl.store.rows import to_json
@@ -193,7 +193,7 @@ def _read_constraint(
 
 
 def _read_message(raw: bytes, place: str) -> dict[str, Any]:
-    message = replace_images(decode_json(_message_decoder, raw, place))
+    message = read_parts(decode_json(_message_decoder, raw, place))
     check_message(message, place)
     return message
 

@@ -122,6 +122,7 @@ class ResponsesDialect(Dialect):
             raw=[to_json(m) for m in messages],
             raw_tools=raw_tools,
             dialect=self.name,
+            prompt_field=self.prompt_field,
             id_prefix=ID_PREFIX,
             constraint=reply_constraint(choice, schema, "text.format", tools),
             parallel_calls=b.parallel_tool_calls is not False,

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from openclaw_rl.errors import json_type_name
 from openclaw_rl.serve.chat_request import field_error
 from openclaw_rl.serve.dialects.openai_responses_tools import LOCAL_SHELL, prompt_name
-from openclaw_rl.serve.dialects.validation import image_placeholder, part_name, part_type
+from openclaw_rl.serve.dialects.validation import part_type, read_image, read_tool_part, unreadable_part
 from openclaw_rl.store.rows import to_json
 from openclaw_rl.types import Message, Request
 
@@ -138,22 +138,27 @@ class _InputReader:
         role = item.get("role")
         if not isinstance(role, str) or role not in _ROLES:
             raise field_error(f"{place}.role", f"expected one of {sorted(_ROLES)}, got {str(role)[:60]!r}.")
-        parts = _part_texts(item.get("content"), f"{place}.content")
         if role == "assistant":
             turn = self._assistant_items_of(item)
             turn.texts = turn.texts or []
-            turn.texts += parts
+            turn.texts += _part_texts(item.get("content"), f"{place}.content")
             return
         self._open_items = None
-        content = parts[0] if len(parts) == 1 else [{"type": "text", "text": text} for text in parts]
+        parts = _message_parts(item.get("content"), f"{place}.content", images=role == "user")
+        content = parts[0]["text"] if len(parts) == 1 and "text" in parts[0] else parts
         self.messages.append({"role": role, "content": content})
 
     def _read_tool_output(self, item: Mapping[str, Any], place: str) -> None:
         call = item.get("call_id") or item.get("id")
         if not isinstance(call, str):
             raise field_error(f"{place}.call_id", f"expected the id of the call, got {json_type_name(call)}.")
-        text = "".join(_part_texts(item.get("output"), f"{place}.output", given=True))
-        self.messages.append({"role": "tool", "tool_call_id": call, "content": text})
+        output = item.get("output")
+        if isinstance(output, list):
+            output = [read_tool_part(part) for part in output]
+        parts = _message_parts(output, f"{place}.output", images=True)
+        has_image = any("text" not in part for part in parts)
+        content = parts if has_image else "".join(part["text"] for part in parts)
+        self.messages.append({"role": "tool", "tool_call_id": call, "content": content})
 
     def _assistant_items_of(self, item: Mapping[str, Any]) -> _AssistantItems:
         """Return the message that `item` belongs to: by the response id within the item ids, else by adjacency."""
@@ -213,14 +218,19 @@ def _tool_name(item: Mapping[str, Any], place: str) -> str:
     return prompt_name(_required_string(item, "name", place), namespace)
 
 
-def _part_texts(content: Any, place: str, *, given: bool = False) -> list[str]:
-    """Return the text of each part of `content`. `given`: it is a tool result, so placeholders replace its images."""
+def _part_texts(content: Any, place: str) -> list[str]:
+    """Return the text of each part of `content`."""
+    return [part["text"] for part in _message_parts(content, place, images=False)]
+
+
+def _message_parts(content: Any, place: str, *, images: bool) -> list[dict[str, Any]]:
+    """Return `content` as text parts, and with `images` also image parts (`read_image`)."""
     if isinstance(content, str):
-        return [content]
+        return [{"type": "text", "text": content}]
     if not isinstance(content, list):
         raise field_error(place, f"expected a string or a list of parts, got {json_type_name(content)}.")
     return [
-        (given and image_placeholder(part_type(part))) or _part_text(part, f"{place}[{index}]")
+        (images and read_image(part)) or {"type": "text", "text": _part_text(part, f"{place}[{index}]")}
         for index, part in enumerate(content)
     ]
 
@@ -230,7 +240,7 @@ def _part_text(part: Any, place: str) -> str:
     if kind == "refusal":
         return _required_string(part, "refusal", place)
     if kind not in _TEXT_PARTS:
-        raise field_error(place, f"got {part_name(part)}; this model reads text only.")
+        raise unreadable_part(place, part)
     return _required_string(part, "text", place)
 
 

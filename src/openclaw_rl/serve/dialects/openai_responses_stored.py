@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from openclaw_rl.common.images.image_prompt import has_images
+from openclaw_rl.common.message_hash import message_text
 from openclaw_rl.render.chat_template import content_text
 from openclaw_rl.serve.chat_request import ReplyHeader, TokenUsage
 from openclaw_rl.serve.dialects import openai_responses_output as out
@@ -92,7 +94,7 @@ def _message_items(message: Message, base: str, origins: Mapping[str, ToolOrigin
     role = message.get("role")
     if role == "assistant":
         return out.output_items(message, ItemIdGenerator(base), origins)
-    text = content_text(message.get("content"))
+    text = message_text(message) if has_images([message]) else content_text(message.get("content"))
     if role in ("tool", "function"):
         call = str(message.get("tool_call_id") or "")
         kind = "function_call_output"

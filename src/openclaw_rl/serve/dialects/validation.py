@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from openclaw_rl.common.images.image_prompt import IMAGE_TYPE
 from openclaw_rl.errors import RequestError, json_type_name
 from openclaw_rl.render.chat_template import content_text
 from openclaw_rl.serve.chat_request import MIN_TEMPERATURE, field_error
@@ -16,7 +17,9 @@ from openclaw_rl.types import Kind, Message, Sampling
 MAX_STOP_STRINGS = 16
 MAX_TOP_LOGPROBS = 20
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+_IMAGE_ROLES = frozenset({"user", "tool", "function"})
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal"})
+TOOL_ROLES = frozenset({"tool", "function"})
 NON_TEXT_PARTS = {
     "image": "an image",
     "image_url": "an image",
@@ -27,7 +30,8 @@ NON_TEXT_PARTS = {
     "container_upload": "a file",
     "input_audio": "a recording",
 }
-"""Part types that the model cannot read, and their names in error messages."""
+"""Part types that are not text, and their names in error messages."""
+_IMAGE_PARTS = frozenset(kind for kind, name in NON_TEXT_PARTS.items() if name == "an image")
 INT32_MAX = 2**31 - 1
 _UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
 _ERROR_PATH = re.compile(r" - at `\$\.?(.*)`$")
@@ -110,19 +114,39 @@ def part_type(part: Any) -> str:
 
 
 def image_placeholder(kind: str) -> str | None:
-    """Return text that replaces an image in a tool result; None for other parts. An error would end the agent run."""
+    """Return text that replaces a part of a tool result which no model reads, or this one does not; None for text."""
     what = NON_TEXT_PARTS.get(kind)
     return what and f"(The tool gave {what}, which this model cannot see.)"
 
 
-def replace_images(message: dict[str, Any]) -> dict[str, Any]:
-    """Replace images in a tool message by a text placeholder. Other messages stay unchanged."""
-    content = message.get("content")
-    if message.get("role") not in ("tool", "function") or not isinstance(content, list):
+def read_image(part: Any) -> dict[str, Any] | None:
+    """Return an image part of any dialect as `{"type": "image", "url": ...}`; None for other parts.
+
+    Without a URL in it, `url` is empty. `images/image_admission.py`, which knows the model, reads or refuses the image.
+    """
+    if part_type(part) not in _IMAGE_PARTS:
+        return None
+    given = part.get("image_url", part.get("url"))
+    url = given.get("url") if isinstance(given, dict) else given
+    return {"type": IMAGE_TYPE, "url": url if isinstance(url, str) else ""}
+
+
+def read_tool_part(part: Any) -> Any:
+    """Return a part of a tool result with text in the place of what no model reads: an error would end the agent."""
+    if (image := read_image(part)) is not None:
+        return image
+    text = image_placeholder(part_type(part))
+    return part if text is None else {"type": "text", "text": text}
+
+
+def read_parts(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a chat message with the parts that `read_tool_part` and `read_image` return."""
+    content, role = message.get("content"), message.get("role")
+    if not isinstance(content, list):
         return message
-    texts = [image_placeholder(part_type(part)) for part in content]
-    parts = [{"type": "text", "text": t} if t else part for t, part in zip(texts, content, strict=True)]
-    return message | {"content": parts}
+    if role in TOOL_ROLES:
+        return message | {"content": [read_tool_part(part) for part in content]}
+    return message | {"content": [read_image(part) or part for part in content]} if role == "user" else message
 
 
 def read_top_logprobs(top: int | None) -> int:
@@ -136,7 +160,7 @@ def check_message(message: Mapping[str, Any], place: str) -> None:
     role = message.get("role")
     if not isinstance(role, str) or role not in _ROLES:
         raise field_error(f"{place}.role", f"expected one of {sorted(_ROLES)}, got {role!r}.")
-    _check_content(message.get("content"), f"{place}.content")
+    _check_content(message.get("content"), f"{place}.content", role)
     if message.get("tool_calls") is not None:
         _check_tool_calls(message["tool_calls"], f"{place}.tool_calls")
     for key in ("reasoning_content", "reasoning", "thinking", "name", "tool_call_id"):
@@ -144,16 +168,22 @@ def check_message(message: Mapping[str, Any], place: str) -> None:
             raise field_error(f"{place}.{key}", f"expected a string, got {json_type_name(message[key])}.")
 
 
-def _check_content(content: Any, place: str) -> None:
+def unreadable_part(place: str, part: Any) -> RequestError:
+    """Return the error for a part that is neither text nor an image where images are read."""
+    where = "; images are read in user messages and tool results" if part_type(part) in _IMAGE_PARTS else ""
+    return field_error(place, f"got {part_name(part)}; expected text{where}.")
+
+
+def _check_content(content: Any, place: str, role: str) -> None:
     if content is None or isinstance(content, str):
         return
     if not isinstance(content, list):
         raise field_error(place, f"expected a string or a list of parts, got {json_type_name(content)}.")
     for index, part in enumerate(content):
-        if isinstance(part, str):
+        if isinstance(part, str) or (part_type(part) == IMAGE_TYPE and role in _IMAGE_ROLES):
             continue
         if part_type(part) not in _TEXT_PARTS:
-            raise field_error(f"{place}[{index}]", f"got {part_name(part)}; this model reads text only.")
+            raise unreadable_part(f"{place}[{index}]", part)
         if not isinstance(part.get("text", part.get("refusal")), str):
             raise field_error(f"{place}[{index}].text", "expected a string.")
 

@@ -1,0 +1,1 @@
+"""Images in messages: their digests, and what an engine that reads images gets."""

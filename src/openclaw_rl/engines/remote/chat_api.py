@@ -1,0 +1,161 @@
+"""Requests and answers of vLLM's `/v1/chat/completions`, for conversations with images. No I/O.
+
+vLLM renders such a conversation itself, because only its processor knows how many tokens an image takes. It gives no
+tool calls and no reasoning back, but token ids: the gateway parses them as those of any other reply.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from openclaw_rl.common.images.image_prompt import ImageGeneration, ImagePrompt, image_digest
+from openclaw_rl.engines.remote import completions_api
+from openclaw_rl.engines.remote.completions_api import CompletionChoice, CompletionLogprobs, CompletionResponse
+from openclaw_rl.engines.remote.http_client import error_from_event
+from openclaw_rl.errors import EngineError
+from openclaw_rl.types import Ids, Message
+
+CHAT_PATH = "/v1/chat/completions"
+RENDER_PATH = "/v1/chat/completions/render"
+_ROLE_ALIASES = {"developer": "system", "function": "tool"}
+_KEPT_KEYS = ("name", "tool_calls", "tool_call_id")
+_REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
+_PROBE_PIXELS = 64  # width and height of the image by which a server shows that it reads images
+
+
+class _TokenLogprob(msgspec.Struct):
+    token: str
+    logprob: float | None = None
+    top_logprobs: list[_TokenLogprob] = []
+
+
+class _ChatLogprobs(msgspec.Struct):
+    content: list[_TokenLogprob] | None = None
+
+
+class _ChatChoice(msgspec.Struct):
+    token_ids: list[int] | None = None
+    logprobs: _ChatLogprobs | None = None
+    finish_reason: str | None = None
+
+
+class _ChatResponse(msgspec.Struct):
+    choices: list[_ChatChoice] = []
+    error: Any = None
+    usage: dict[str, Any] | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+_response_decoder = msgspec.json.Decoder(_ChatResponse)
+
+
+def render_body(model: str, prompt: ImagePrompt) -> dict[str, Any]:
+    """Return the request that renders a conversation to token ids, without the pixels in the answer."""
+    return _conversation_fields(prompt) | {"model": model, "max_tokens": 1, "mm_payload": "none"}
+
+
+def streaming_body(generation: ImageGeneration, *, model: str, limit: int) -> dict[str, Any]:
+    """Return the request body for one streamed reply."""
+    sampling, top = generation.sampling, generation.top_logprobs
+    made = completions_api.request_body(model, (), sampling, limit=limit, stop=generation.stop_token_ids)
+    del made["prompt"]
+    made |= {"logprobs": True, "top_logprobs": top, "stream": True, "stream_options": {"include_usage": True}}
+    return made | _conversation_fields(generation.prompt)
+
+
+def _conversation_fields(prompt: ImagePrompt) -> dict[str, Any]:
+    """Return the fields of a conversation. `tool_choice: none` shows the model the tools, and parses no calls."""
+    out: dict[str, Any] = {"messages": [_engine_message(m, prompt.images) for m in prompt.messages]}
+    if prompt.tools:
+        out |= {"tools": list(prompt.tools), "tool_choice": "none"}
+    return out | {"chat_template_kwargs": dict(prompt.variables)} if prompt.variables else out
+
+
+def _engine_message(message: Message, images: Mapping[str, str]) -> dict[str, Any]:
+    """Return a client's message with the keys and roles that vLLM knows, and with the images themselves."""
+    role = str(message["role"])
+    out: dict[str, Any] = {"role": _ROLE_ALIASES.get(role, role), "content": message.get("content")}
+    if isinstance(out["content"], list):
+        out["content"] = [_engine_part(part, images) for part in out["content"]]
+    out |= {key: message[key] for key in _KEPT_KEYS if message.get(key) is not None}
+    reasoning = next((message[key] for key in _REASONING_KEYS if message.get(key) is not None), None)
+    return out if reasoning is None else out | {"reasoning": reasoning}
+
+
+def _engine_part(part: Any, images: Mapping[str, str]) -> dict[str, Any]:
+    if (digest := image_digest(part)) is not None:
+        return {"type": "image_url", "image_url": {"url": images[digest]}}
+    text = part if isinstance(part, str) else part.get("text", part.get("refusal", ""))
+    return {"type": "text", "text": text}
+
+
+def rendered_ids(answer: Any) -> list[int]:
+    """Return the token ids of an answer of `RENDER_PATH`. Raises `EngineError` if it has another shape."""
+    ids = answer.get("token_ids") if isinstance(answer, dict) else None
+    if not isinstance(ids, list) or not ids or not all(type(i) is int for i in ids):
+        raise EngineError(f"the engine's answer of {RENDER_PATH} has no token ids; it needs vLLM 0.32 or newer")
+    return ids
+
+
+class ChatEventDecoder:
+    """Decodes the events of one reply to `prompt_ids` [P] as those of `/v1/completions`.
+
+    Raises `EngineError` for an error event, and if the engine read another prompt than `prompt_ids`.
+    """
+
+    def __init__(self, prompt_ids: Ids) -> None:
+        self._prompt_ids, self._is_confirmed = prompt_ids.tolist(), False
+
+    def __call__(self, raw: bytes) -> CompletionResponse:
+        try:
+            found = _response_decoder.decode(raw)
+        except msgspec.DecodeError as error:
+            raise EngineError(f"the engine's answer is not a chat completion ({error}): {raw[:200]!r}") from None
+        if found.error is not None:
+            raise error_from_event(found.error)
+        if not self._is_confirmed and found.choices:
+            self._confirm_prompt(found.prompt_token_ids or [])
+        return CompletionResponse(choices=[_to_completion(choice) for choice in found.choices], usage=found.usage)
+
+    def _confirm_prompt(self, read: Sequence[int]) -> None:
+        if list(read) != self._prompt_ids:
+            raise EngineError(
+                f"the engine read {len(read)} prompt tokens that differ from the {len(self._prompt_ids)} that it "
+                "rendered before, so the recorded prompt would be wrong. Does its chat template use the time or chance?"
+            )
+        self._is_confirmed = True
+
+
+def _to_completion(choice: _ChatChoice) -> CompletionChoice:
+    entries = (choice.logprobs and choice.logprobs.content) or []
+    logprobs = CompletionLogprobs(
+        token_logprobs=[entry.logprob for entry in entries],
+        tokens=[entry.token for entry in entries],
+        top_logprobs=[{other.token: other.logprob for other in entry.top_logprobs} for entry in entries],
+    )
+    return CompletionChoice(token_ids=choice.token_ids, logprobs=logprobs, finish_reason=choice.finish_reason)
+
+
+def probe_prompt() -> ImagePrompt:
+    """Return a conversation with a small grey image, which every model that reads images renders."""
+    parts = [{"type": "text", "text": "?"}, {"type": "image", "sha256": "probe"}]
+    return ImagePrompt(messages=[{"role": "user", "content": parts}], variables={}, images={"probe": _grey_png()})
+
+
+def _grey_png() -> str:
+    """Return a data URL of a PNG of `_PROBE_PIXELS` squared, in RGB."""
+    header = struct.pack(">IIBBBBB", _PROBE_PIXELS, _PROBE_PIXELS, 8, 2, 0, 0, 0)
+    pixels = zlib.compress((b"\0" + b"\x80" * 3 * _PROBE_PIXELS) * _PROBE_PIXELS)
+    chunks = ((b"IHDR", header), (b"IDAT", pixels), (b"IEND", b""))
+    body = b"".join(_png_chunk(kind, data) for kind, data in chunks)
+    return "data:image/png;base64," + b64encode(b"\x89PNG\r\n\x1a\n" + body).decode()
+
+
+def _png_chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

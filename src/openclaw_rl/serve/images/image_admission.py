@@ -1,0 +1,146 @@
+"""Read the images of a request and put their digests in their place, or refuse them with the reason.
+
+The dialects return each image as a part `{"type": "image", "url": ...}`. Only data URLs are accepted: the gateway
+fetches nothing for a client, because it can reach addresses that the client cannot. For a model that reads text only,
+a placeholder replaces an image in a tool result, because an error would end the agent's run; any other is refused.
+"""
+
+from __future__ import annotations
+
+import binascii
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from hashlib import sha256
+from typing import Any
+
+from openclaw_rl.common.images.image_prompt import IMAGE_TYPE, digest_part
+from openclaw_rl.common.large_requests import stop_if_cancelled
+from openclaw_rl.errors import RequestError
+from openclaw_rl.serve.chat_request import ChatRequest, field_error
+from openclaw_rl.serve.dialects.validation import TOOL_ROLES, image_placeholder
+from openclaw_rl.serve.images.image_header import read_header
+from openclaw_rl.store.rows import to_json
+from openclaw_rl.types import Message
+
+MAX_IMAGES = 64
+"""Images of one request, the earlier ones of its conversation included."""
+MAX_IMAGE_BYTES = 20 * 2**20
+MAX_IMAGE_PIXELS = 7680 * 4320
+MAX_IMAGE_SIDE = 16384  # pixels
+_DATA_URL = re.compile(r"data:(image/[\w.+-]+);base64,", re.ASCII | re.IGNORECASE)
+_SHOWN_CHARS = 60  # of a URL in an error message
+_STORED_IMAGE = (
+    "the stored conversation has an image, and images are stored as digests only. Send the whole conversation instead."
+)
+
+
+def admit_images(ask: ChatRequest, refusal: str | None) -> ChatRequest:
+    """Return the request with a digest in the place of each image, and the images beside its messages.
+
+    `refusal`: why the model or its engine reads no images, or None. Raises `RequestError` for an image that cannot be
+    read, is too large, or may not be sent to this model.
+    """
+    found = [n for n, message in enumerate(ask.messages) if _has_image_part(message)]
+    if not found:
+        return ask
+    reader = _ImageReader(ask.prompt_field)
+    messages, raw = list(ask.messages), list(ask.raw)
+    for n in found:
+        messages[n] = _replace_images(messages[n], ask.prompt_field, refusal) if refusal else reader.read(messages[n])
+        if raw:  # the key of caches: the same bytes may be read in another way once the engine has changed
+            raw[n] = to_json(messages[n])
+    return replace(ask, messages=messages, raw=raw, images=reader.urls)
+
+
+def _image_parts(message: Message) -> list[Any]:
+    content = message.get("content")
+    return content if isinstance(content, list) else []
+
+
+def _has_image_part(message: Message) -> bool:
+    return any(_is_image(part) for part in _image_parts(message))
+
+
+def _is_image(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == IMAGE_TYPE
+
+
+def _replace_images(message: Message, field: str, refusal: str) -> Message:
+    if message.get("role") not in TOOL_ROLES:
+        raise field_error(field, refusal, code="image_not_supported")
+    text = {"type": "text", "text": image_placeholder(IMAGE_TYPE)}
+    return {**message, "content": [text if _is_image(part) else part for part in _image_parts(message)]}
+
+
+class _ImageReader:
+    """Reads the images of one request. `urls`: digest -> data URL."""
+
+    def __init__(self, field: str) -> None:
+        self._field, self._count = field, 0
+        self.urls: dict[str, str] = {}
+
+    def read(self, message: Message) -> Message:
+        return {**message, "content": [self._read_part(p) if _is_image(p) else p for p in _image_parts(message)]}
+
+    def _read_part(self, part: Mapping[str, Any]) -> dict[str, Any]:
+        stop_if_cancelled()
+        self._count += 1
+        if self._count > MAX_IMAGES:
+            raise self._error(f"expected at most {MAX_IMAGES} images in a request. Leave out the oldest")
+        if "sha256" in part:
+            raise field_error(self._field, _STORED_IMAGE)
+        url = part.get("url")
+        if not isinstance(url, str) or (head := _DATA_URL.match(url)) is None:
+            raise self._error(_url_problem(url))
+        encoded = url[head.end() :]
+        if len(encoded) // 4 * 3 > MAX_IMAGE_BYTES + 2:
+            raise self._error(f"it has {len(encoded) // 4 * 3} bytes; expected at most {MAX_IMAGE_BYTES}")
+        data = self._decode(encoded)
+        header = read_header(data)
+        if header is None:
+            raise self._error("its bytes are no PNG, JPEG, GIF or WebP image")
+        self._check_size(header.width, header.height)
+        digest = sha256(data).hexdigest()
+        self.urls[digest] = f"data:{header.media_type};base64,{encoded}"
+        return digest_part(digest, header.media_type, (header.width, header.height))
+
+    def _decode(self, encoded: str) -> bytes:
+        try:
+            return binascii.a2b_base64(encoded.encode("ascii"), strict_mode=True)
+        except (binascii.Error, UnicodeEncodeError) as error:
+            raise self._error(f"its data URL is no valid base64 ({error})") from None
+
+    def _check_size(self, width: int, height: int) -> None:
+        if min(width, height) < 1 or max(width, height) > MAX_IMAGE_SIDE or width * height > MAX_IMAGE_PIXELS:
+            raise self._error(
+                f"it has {width} x {height} pixels; expected 1 to {MAX_IMAGE_SIDE} on a side, and at most "
+                f"{MAX_IMAGE_PIXELS} in all. Scale it down"
+            )
+
+    def _error(self, problem: str) -> RequestError:
+        return field_error(self._field, f"image {self._count}: {problem}.")
+
+
+def _url_problem(url: Any) -> str:
+    if not isinstance(url, str) or not url:
+        return "expected its bytes as a data URL; a file id is unknown here"
+    return (
+        f"expected a data URL (data:image/png;base64,...), got {url[:_SHOWN_CHARS]!r}; the gateway fetches nothing for "
+        "a client, because it would reach addresses of its own network. Send the bytes"
+    )
+
+
+def text_only_reason(model: str, *, folder_problem: str | None, engine: str, reads_images: bool) -> str | None:
+    """Return why images cannot be sent to the model, and what to do instead; None if they can.
+
+    `folder_problem`: `ModelFiles.image_problem`. `engine`: its backend.
+    """
+    if folder_problem is None and reads_images:
+        return None
+    why = f"reads text only ({folder_problem})" if folder_problem else f"is served by {engine}, which takes no images"
+    advice = "a model that reads images" if folder_problem else "the model with vLLM (engine.backend)"
+    return (
+        f"got an image, but the model {model!r} {why}: send text instead, such as the accessibility tree of a page, or "
+        f"serve {advice}."
+    )

@@ -1,0 +1,48 @@
+"""Prompts with images: the engine renders them, because only its processor knows how many tokens an image takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from openclaw_rl.common.images.image_prompt import ImagePrompt
+from openclaw_rl.errors import EngineError, EngineGone
+from openclaw_rl.protocols import ImageEngine
+from openclaw_rl.render.control_tokens import has_marks
+from openclaw_rl.render.renderer import RenderedPrompt, Renderer
+from openclaw_rl.serve.chat_request import ChatRequest, ReplyFailed, field_error
+from openclaw_rl.serve.message_features import MessageFeatures, ToolFeatures
+
+_CONTROL_TOKEN = (
+    "has the text of a control token beside an image, and the engine would read it as that token. Remove the text or "
+    "the image, or let such text act (serve.special_tokens: untrainable)."
+)
+
+
+class ImageRenderer:
+    """Renders conversations with images by the engine."""
+
+    def __init__(self, engine: ImageEngine, renderer: Renderer) -> None:
+        self._engine, self._renderer = engine, renderer
+
+    async def render_prompt(
+        self, ask: ChatRequest, features: Sequence[MessageFeatures], tools: ToolFeatures
+    ) -> tuple[RenderedPrompt, ImagePrompt]:
+        """Return the prompt as the engine renders it, and the conversation to send to it.
+
+        Raises `RequestError` if the engine refuses the conversation, `ReplyFailed` if it does not answer.
+        """
+        if ask.prefix is not None:
+            raise field_error(ask.prompt_field, "a reply cannot continue a message of the client beside an image.")
+        if any(has_marks(f.template_message) for f in features) or has_marks(tools.template_tools):
+            raise field_error(ask.prompt_field, _CONTROL_TOKEN)
+        self._renderer.template.check_variables(ask.template_variables)
+        conversation = ImagePrompt(
+            messages=ask.messages, tools=ask.tools, variables=ask.template_variables, images=ask.images
+        )
+        try:
+            ids = await self._engine.render_images(conversation)
+        except EngineGone as error:
+            raise ReplyFailed(f"{error}. Repeat the request", status=503, code="engine_gone") from error
+        except EngineError as error:
+            raise field_error(ask.prompt_field, f"the engine refuses this conversation with images: {error}") from error
+        return RenderedPrompt(prompt_ids=ids, thinking=self._renderer.opens_thinking(ids)), conversation
