@@ -36,8 +36,8 @@ SETTINGS = {
 class World:
     """A train loop whose trainer is another program."""
 
-    def __init__(self, store: Store, builder: SampleBuilder, folder: Path) -> None:
-        self.config = from_flat(SETTINGS | {"home": str(folder)})
+    def __init__(self, store: Store, builder: SampleBuilder, folder: Path, **settings: Any) -> None:
+        self.config = from_flat(SETTINGS | {"home": str(folder)} | settings)
         self.store, self._builder = store, builder
         self.frozen_seconds = 0.0  # in which the train worker renewed no lease
         self.trainer, self.loop = self.start()

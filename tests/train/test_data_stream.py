@@ -6,8 +6,9 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,18 @@ from openclaw_rl.cli.main import cli
 from openclaw_rl.learner.trainer import LocalTrainer
 from openclaw_rl.other_trainers.batch_stream import BatchStream, StartWeights, StreamEnded, TurnBatch
 from openclaw_rl.other_trainers.dataset_stream import row_features, stream_dataset
+from openclaw_rl.store import turns
+from openclaw_rl.store.db import Store
+from openclaw_rl.train.sample_builder import SampleBuilder
 
 Fill = Callable[..., list[str]]
+WRONG_ANSWERS: list[tuple[Any, str]] = [
+    ({"done": {"id": 7}}, "batch 7 is not the one that waits"),
+    ({"done": {"id": 1, "metrics": [0.5]}}, "Expected `object`"),
+    ({"done": {"id": [1]}}, "Expected `int`"),
+    ({"kept": {"id": 1}}, "Invalid value 'kept'"),
+    ([1], "expected {"),
+]
 
 
 class StreamProgram:
@@ -65,8 +76,9 @@ def test_the_command_gives_each_turn_once_and_takes_each_answer_once(
         for number in (1, 2):
             batch = TurnBatch(**program.read_message("batch"), load=load, _stream=None)  # type: ignore[arg-type]
             load = None
-            program.write_message({"done": {"id": number + 1}})
-            assert "not the one that waits" in program.read_message("error")
+            for wrong, reason in WRONG_ANSWERS:
+                program.write_message(wrong)
+                assert reason in program.read_message("error")
             take_step(local, batch)
             program.write_message({"done": {"id": number, "metrics": {"loss/total": 0.5}}})
             assert program.read_message("answer") == {"id": number, "kept": True}
@@ -116,6 +128,33 @@ def test_a_batch_whose_lease_expired_is_not_acknowledged_and_comes_again(
         take_step(local, again)
         assert again.acknowledge()
     assert list(world.used().values()) == [given]
+
+
+def test_a_reader_that_does_not_answer_in_time_loses_its_batch(
+    store: Store, builder: SampleBuilder, tmp_path: Path, fill: Fill
+) -> None:
+    given = fill(store, 4)
+    world = World(store, builder, tmp_path, **{"train.answer_within": 0.5})
+    with closing(world), world.in_background(), BatchStream.connect(tmp_path) as stream:
+        late = stream.current_batch()
+        with connect_when_free(tmp_path) as other:
+            batch = other.current_batch()
+            assert [row["turn"] for row in batch.rows] == given
+            assert batch.acknowledge(dropped=dict.fromkeys(given, "taken by the other"))
+        with pytest.raises(StreamEnded):
+            late.acknowledge(dropped=dict.fromkeys(given, "taken late"))
+    with store.read() as conn:
+        found = turns.get(conn, given[0])
+    assert found is not None
+    assert found.untrainable == "taken by the other"
+
+
+def connect_when_free(home: Path) -> BatchStream:
+    """Connect as soon as the other trainer's connection has ended."""
+    while True:
+        with suppress(StreamEnded):
+            return BatchStream.connect(home)
+        time.sleep(0.05)
 
 
 def test_one_pass_over_the_dataset_is_one_batch(world: World, local: LocalTrainer, fill: Fill) -> None:

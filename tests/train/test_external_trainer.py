@@ -30,6 +30,7 @@ def test_each_turn_is_in_one_batch_and_the_rows_are_what_the_store_holds(
     given = fill(world.store, 8)
     with world.in_background(), BatchStream.connect(world.config.home_dir) as stream:
         assert stream.welcome["base"] == str(BASE)
+        assert stream.welcome["lora"]["targets"] == "all-linear", "the value that PEFT takes"
         batches = iter(stream)
         kept, seen = [], []
         for _ in range(2):

@@ -8,7 +8,24 @@ import select
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from openclaw_rl.other_trainers.batch_stream import BatchStream, TurnBatch
+
+
+class DoneAnswer(msgspec.Struct, tag_field="kind", tag="done"):
+    """The weights after the batch are in its folder. `metrics` and `dropped`: as for `TurnBatch.acknowledge`."""
+
+    id: int
+    metrics: dict[str, float] = {}
+    dropped: dict[str, str] = {}
+
+
+class FailedAnswer(msgspec.Struct, tag_field="kind", tag="failed"):
+    """The batch cannot be trained on."""
+
+    id: int
+    reason: str = ""
 
 
 class BatchRelay:
@@ -50,32 +67,34 @@ class BatchRelay:
         more = os.read(self._source, 1 << 20)
         *lines, self._received = (self._received + more).split(b"\n")
         for line in filter(None, lines):
-            self._handle_answer(line)
+            try:
+                self._handle_answer(_parse_answer(line))
+            except ValueError as error:
+                self._write({"error": str(error)})
         return bool(more)
 
-    def _handle_answer(self, line: bytes) -> None:
+    def _handle_answer(self, answer: DoneAnswer | FailedAnswer) -> None:
         """Pass an answer on. One for a batch that was answered before changes nothing and gets the same reply."""
-        try:
-            ((kind, body),) = json.loads(line).items()
-            number = body["id"]
-            if kind not in ("done", "failed"):
-                raise ValueError(f"unknown message {kind!r}")
-        except (ValueError, AttributeError, TypeError, KeyError) as error:
-            self._write({"error": f'expected {{"done": {{"id": ...}}}} or {{"failed": {{"id": ...}}}}, got {error!r}'})
-            return
-        if number not in self._kept:
-            if self._batch is None or number != self._batch.id:
-                self._write({"error": f"batch {number!r} is not the one that waits for an answer"})
-                return
-            self._answer_batch(self._batch, kind, body)
-        self._write({"answer": {"id": number, "kept": self._kept[number]}})
+        if answer.id not in self._kept:
+            if self._batch is None or answer.id != self._batch.id:
+                raise ValueError(f"batch {answer.id} is not the one that waits for an answer")
+            self._answer_batch(self._batch, answer)
+        self._write({"answer": {"id": answer.id, "kept": self._kept[answer.id]}})
 
-    def _answer_batch(self, batch: TurnBatch, kind: str, body: dict[str, Any]) -> None:
-        if kind == "done":
-            batch.acknowledge(body.get("metrics"), dropped=body.get("dropped"))
+    def _answer_batch(self, batch: TurnBatch, answer: DoneAnswer | FailedAnswer) -> None:
+        if isinstance(answer, DoneAnswer):
+            batch.acknowledge(answer.metrics, dropped=answer.dropped)
         else:
-            batch.refuse(str(body.get("reason", "")))
+            batch.refuse(answer.reason)
         self._kept[batch.id], self._batch = bool(batch.is_kept), None
         self._turns += len({row["turn"] for row in batch.rows}) if batch.is_kept else 0
         result = f"version {batch.version} is kept" if batch.is_kept else "its weights were not kept"
         self._report(f"batch {batch.id}: {result}; {self._turns} turns acknowledged")
+
+
+def _parse_answer(line: bytes) -> DoneAnswer | FailedAnswer:
+    """Raises `ValueError` with the reason. NaN and infinity are read: the gate refuses them."""
+    message = json.loads(line)
+    if not isinstance(message, dict) or len(message) != 1 or not isinstance(body := next(iter(message.values())), dict):
+        raise ValueError('expected {"done": {"id": ...}} or {"failed": {"id": ...}}')
+    return msgspec.convert(body | {"kind": next(iter(message))}, DoneAnswer | FailedAnswer)
