@@ -51,7 +51,9 @@ class BatchRelay:
         while True:
             if self._batch is None and self._stream.has_message():
                 self._write_batch(self._stream.current_batch())
-            watched = [self._source] if self._batch is not None else [self._source, self._stream]
+            watched: list[int | BatchStream] = [self._source]
+            if self._batch is None:
+                watched.append(self._stream)
             if self._source in select.select(watched, [], [])[0] and not self._read_answers():
                 return
 
