@@ -45,7 +45,7 @@ MAY_IMPORT = {
     "evals": f"{BASE} protocols judge supervisor sandbox",
     "doctor": f"{BASE} store render engines train trajectories supervisor status rollouts sandbox",
     "cli": f"{BASE} store render plugins train trajectories supervisor status connect rollouts evals doctor "
-    "environments tinker",
+    "environments tinker other_trainers",
     "__main__": "cli",
 }
 """Folder or root module -> what it may import. The stages (serve, collect, judge, train) never import one another."""

@@ -70,6 +70,7 @@ def test_commands_that_read_a_home_have_only_the_options_that_they_use(name: str
         **dict.fromkeys(("rollback", "policies rollback"), MOVE_OPTIONS | {"--policy"}),
         "policies promote": MOVE_OPTIONS,
         "data export": {"--session", "--since", "--format", "--redact"},
+        "data stream": {"--name"},
         "env check": PROGRAM_OPTIONS | {"--oracle", "--nop"},
         "env run": PROGRAM_OPTIONS
         | {"--group", "--split", "--epochs", "--max-steps", "--seed", "--run", "--agent", "--unchecked", "--json"},

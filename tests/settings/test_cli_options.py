@@ -31,10 +31,19 @@ SHARED, OF_A_HOME = (
 )
 INSPECT = ("sessions", "session", "turn", "policy", "episode", "group")
 POLICIES = ("list", "show", "diff", "promote", "rollback", "pin", "unpin", "freeze", "unfreeze")
-READERS = {"key", "status", "rollback", "undo", "learned", "data export", *(f"inspect {what}" for what in INSPECT)}
+READERS = {
+    "key",
+    "status",
+    "rollback",
+    "undo",
+    "learned",
+    "data export",
+    "data stream",
+    *(f"inspect {what}" for what in INSPECT),
+}
 READERS |= {f"policies {what}" for what in POLICIES}
 READERS |= {f"lessons {what}" for what in ("list", "edit", "pin", "unpin", "forget")}
-READERS |= {"env check", "env run"}
+READERS |= {"data stream", "env check", "env run"}
 """Commands that only read or change a home."""
 
 

@@ -8,14 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.train.external_world import BASE, SETTINGS, World
 
 from openclaw_rl.common import message_hash
 from openclaw_rl.common.client_patterns import SYSTEM_REMINDER
 from openclaw_rl.common.message_hash import EphemeralMatcher
+from openclaw_rl.learner.trainer import LocalTrainer
 from openclaw_rl.methods.registry import make_method
 from openclaw_rl.render.model_folder import ModelFiles, compute_identity
 from openclaw_rl.render.renderer import Renderer
-from openclaw_rl.settings.load import STARTER, train_settings
+from openclaw_rl.settings.load import STARTER, from_flat, train_settings
 from openclaw_rl.store import exchanges, reactions, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies
@@ -170,3 +172,18 @@ def store(tmp_path: Path) -> Iterator[Store]:
         policies.ensure_root(conn, base="b", identity=IDENTITY, at=1.0)
     yield opened
     opened.close()
+
+
+@pytest.fixture
+def world(store: Store, builder: SampleBuilder, tmp_path: Path) -> Iterator[World]:
+    made = World(store, builder, tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def local() -> LocalTrainer:
+    """The own trainer, which stands in the other program."""
+    bounds = {"train.safety.max_turn_log_ratio": 100.0, "train.safety.max_batch_log_ratio": 100.0}
+    config = from_flat(SETTINGS | bounds | {"train.trainer": "local"})
+    return LocalTrainer(str(BASE), make_method(config.train), config.train, config.model)

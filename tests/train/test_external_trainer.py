@@ -5,123 +5,21 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
+from tests.train.external_world import BASE, SETTINGS, World, take_step
 
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.learner.trainer import LocalTrainer
-from openclaw_rl.methods.registry import make_method
-from openclaw_rl.methods.types import Sample
-from openclaw_rl.other_trainers.batch_stream import BatchStream, StreamEnded, TurnBatch
-from openclaw_rl.other_trainers.external_trainer import ExternalTrainer
-from openclaw_rl.render.model_folder import ModelFiles
-from openclaw_rl.settings.load import STARTER, Config, from_flat
+from openclaw_rl.other_trainers.batch_stream import BatchStream, StreamEnded
+from openclaw_rl.settings.load import Config, from_flat
 from openclaw_rl.settings.unused import unused_settings
 from openclaw_rl.store import turns
-from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies
-from openclaw_rl.train.orchestrator import TrainLoop
-from openclaw_rl.train.sample_builder import SampleBuilder
 
 Fill = Callable[..., list[str]]
-BASE = ModelFiles.from_path(STARTER).folder
-SETTINGS = {
-    "train.trainer": "external",
-    "gate.kind": "numbers",
-    "train.method": "binary",
-    "train.batch.min_turns": 4,
-    "train.batch.max_turns": 4,
-    "practice.enabled": False,
-}
-
-
-class World:
-    """A train loop whose trainer is another program."""
-
-    def __init__(self, store: Store, builder: SampleBuilder, folder: Path) -> None:
-        self.config = from_flat(SETTINGS | {"home": str(folder)})
-        self.store, self._builder = store, builder
-        self.trainer, self.loop = self.start()
-
-    def start(self) -> tuple[ExternalTrainer, TrainLoop]:
-        trainer = ExternalTrainer(self.config, str(BASE))
-        return trainer, TrainLoop(self.store, trainer, self._builder, self.config.train, self.config.policies_dir)
-
-    def close(self) -> None:
-        self.loop.close()
-        self.trainer.close()
-
-    def in_background(self) -> Background:
-        return Background(self.loop)
-
-    def used(self) -> dict[int, list[str]]:
-        """The turns that each version of the head's lineage was trained on."""
-        with self.store.read() as conn:
-            line = policies.lineage(conn, policies.head(conn).version)
-            return {v: [use.turn for use in policies.uses_of_version(conn, v)] for v in line if v}
-
-
-class Background:
-    """Runs the loop in a thread while the block runs, as the train worker does."""
-
-    def __init__(self, loop: TrainLoop) -> None:
-        self._loop, self._stop = loop, threading.Event()
-        self._thread = threading.Thread(target=self._run)
-
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            if not self._loop.run_once():
-                time.sleep(0.02)
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-
-@pytest.fixture
-def world(store: Store, builder: SampleBuilder, tmp_path: Path) -> Iterator[World]:
-    made = World(store, builder, tmp_path)
-    yield made
-    made.close()
-
-
-@pytest.fixture(scope="module")
-def local() -> LocalTrainer:
-    """The own trainer, which here stands in the other program."""
-    bounds = {"train.safety.max_turn_log_ratio": 100.0, "train.safety.max_batch_log_ratio": 100.0}
-    config = from_flat(SETTINGS | bounds | {"train.trainer": "local"})
-    return LocalTrainer(str(BASE), make_method(config.train), config.train, config.model)
-
-
-def to_sample(row: dict[str, Any]) -> Sample:
-    arrays = {
-        "prompt_ids": np.array(row["prompt_ids"], np.int32),
-        "response_ids": np.array(row["response_ids"], np.int32),
-        "logprobs": np.array(row["logprobs"], np.float32),
-        "mask": np.array(row["mask"], np.bool_),
-        "hinted_prompts": tuple(np.array(ids, np.int32) for ids in row["hinted_prompts"]),
-    }
-    return Sample(**row | arrays)
-
-
-def take_step(local: LocalTrainer, batch: TurnBatch) -> None:
-    if batch.load is not None:
-        local.load(folder=batch.load.folder, memory={})
-    Path(batch.folder).rmdir()
-    samples = [to_sample(row) for row in batch.rows]
-    sampled = zip(samples, local.score(samples), strict=True)  # the replies were not really sampled
-    result = local.step([replace(sample, logprobs=logprobs) for sample, logprobs in sampled], batch.folder)
-    assert result.folder is not None
 
 
 def test_each_turn_is_in_one_batch_and_the_rows_are_what_the_store_holds(
@@ -132,6 +30,7 @@ def test_each_turn_is_in_one_batch_and_the_rows_are_what_the_store_holds(
     given = fill(world.store, 8)
     with world.in_background(), BatchStream.connect(world.config.home_dir) as stream:
         assert stream.welcome["base"] == str(BASE)
+        assert stream.welcome["lora"]["targets"] == "all-linear", "the value that PEFT takes"
         batches = iter(stream)
         kept, seen = [], []
         for _ in range(2):

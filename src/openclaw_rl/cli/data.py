@@ -86,3 +86,25 @@ def export_sessions(
     from openclaw_rl.trajectories import operations
 
     operations.export_sessions(load_config(**options), target, names=names, since=since, form=form, redact=redact)
+
+
+@data_commands.command("stream")
+@click.option("--name", default="data stream", show_default=True, help="Name of the trainer in the logs.")
+@home_options
+def stream_batches(name: str, **options: Any) -> None:
+    """Stream batches of judged turns to a trainer. Needs a system with train.trainer=external.
+
+    Writes a line of JSON for each batch, and waits for its answer on stdin, {"done": {"id": 1}}, with the weights in
+    the folder of the batch. A batch without an answer is free again.
+    """
+    from openclaw_rl.common.printable import echo, echo_error, to_printable_json
+    from openclaw_rl.errors import OpenClawError
+    from openclaw_rl.other_trainers.batch_relay import BatchRelay
+    from openclaw_rl.other_trainers.batch_stream import BatchStream, StreamEnded
+
+    try:
+        with BatchStream.connect(load_config(**options).home_dir, name=name) as stream:
+            relay = BatchRelay(stream, sys.stdin.fileno(), lambda message: echo(to_printable_json(message)), echo_error)
+            relay.relay_batches()
+    except StreamEnded as error:
+        raise OpenClawError(str(error)) from error

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -83,14 +84,23 @@ class TurnBatch:
         """Whether the batch was acknowledged or refused."""
         return self._is_kept is not None
 
+    @property
+    def is_kept(self) -> bool | None:
+        """Whether the weights were kept; None while the batch is not answered."""
+        return self._is_kept
+
 
 class BatchStream:
-    """A connection to the train worker of a home. Iterating over it yields batches, and waits for the next one."""
+    """A connection to the train worker of a home. Iterating over it yields batches, and waits for the next one.
+
+    It belongs to the process that connected: the copy that a fork has raises `RuntimeError`.
+    """
 
     def __init__(self, connection: socket.socket, name: str) -> None:
-        self._connection, self._lines = connection, connection.makefile("rb")
+        self._connection, self._received, self._owner = connection, b"", os.getpid()
         self._load: StartWeights | None = None
         self._next: dict[str, Any] | None = None
+        self._batch: TurnBatch | None = None
         try:
             self._send({"hello": {"protocol": PROTOCOL, "name": name, "pid": os.getpid()}})
             self.welcome = self._receive("welcome")
@@ -115,6 +125,14 @@ class BatchStream:
 
     def __iter__(self) -> Iterator[TurnBatch]:
         while True:
+            batch = self.current_batch()
+            yield batch
+            if not batch.is_answered:
+                raise RuntimeError(f"batch {batch.id}: expected acknowledge() or refuse() before the next batch")
+
+    def current_batch(self) -> TurnBatch:
+        """Return the batch that is not answered yet, or wait for the next one."""
+        while self._batch is None or self._batch.is_answered:
             message = self._next or self._read()
             self._next = None
             if "load" in message:
@@ -123,12 +141,19 @@ class BatchStream:
             elif "batch" in message:
                 about, load = message["batch"], self._load
                 self._load = None
-                batch = TurnBatch(about["id"], about["version"], about["folder"], about["rows"], load, self)
-                yield batch
-                if not batch.is_answered:
-                    raise RuntimeError(f"batch {batch.id}: expected acknowledge() or refuse() before the next batch")
+                self._batch = TurnBatch(about["id"], about["version"], about["folder"], about["rows"], load, self)
             elif "kept" not in message:
                 raise StreamEnded(f"unexpected message {sorted(message)}")
+        return self._batch
+
+    def has_message(self) -> bool:
+        """Return whether the train worker has sent something, a batch or its end, that was not read."""
+        waiting = self._next is not None or b"\n" in self._received
+        return waiting or bool(select.select([self._connection], [], [], 0)[0])
+
+    def fileno(self) -> int:
+        """Return the socket's descriptor, for `select`; ask `has_message` first."""
+        return self._connection.fileno()
 
     def finish_batch(self, message: Mapping[str, Any]) -> bool:
         """Send the answer to a batch, and wait until it is known whether the weights were kept."""
@@ -141,7 +166,6 @@ class BatchStream:
 
     def close(self) -> None:
         """End the connection. A batch that was not acknowledged is free again."""
-        self._lines.close()
         self._connection.close()
 
     def __enter__(self) -> BatchStream:
@@ -153,10 +177,15 @@ class BatchStream:
         self.close()
 
     def _send(self, message: Mapping[str, Any]) -> None:
+        self._require_owner()
         try:
             self._connection.sendall(json.dumps(message).encode() + b"\n")
         except OSError as error:
             raise StreamEnded(f"the train worker has ended ({error})") from error
+
+    def _require_owner(self) -> None:
+        if os.getpid() != self._owner:
+            raise RuntimeError("batches are read in the process that connected: set dataloader_num_workers to 0")
 
     def _receive(self, kind: str) -> dict[str, Any]:
         message = self._read()
@@ -166,12 +195,16 @@ class BatchStream:
         return found
 
     def _read(self) -> dict[str, Any]:
-        try:
-            line = self._lines.readline()
-        except OSError as error:
-            raise StreamEnded(f"the train worker has ended ({error})") from error
-        if not line.endswith(b"\n"):
-            raise StreamEnded("the train worker has ended")
+        self._require_owner()
+        while b"\n" not in self._received:
+            try:
+                more, why = self._connection.recv(1 << 20), ""
+            except OSError as error:
+                more, why = b"", f" ({error})"
+            if not more:
+                raise StreamEnded(f"the train worker has ended{why}")
+            self._received += more
+        line, _, self._received = self._received.partition(b"\n")
         message: dict[str, Any] = json.loads(line)
         if "refused" in message:
             raise StreamEnded(message["refused"])

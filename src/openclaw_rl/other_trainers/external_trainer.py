@@ -29,6 +29,8 @@ class ExternalTrainer:
     def __init__(self, config: Config, base: str) -> None:
         """`base`: path or hub id of the base model. Raises `EngineError` if another worker listens on the home."""
         lora = config.train.lora
+        targets = lora.targets if lora.targets == "all-linear" else list(lora.targets)
+        self._answer_within = config.train.answer_within
         self._max_rank = lora.rank if config.train.finetune == "lora" else None
         self._socket = TrainerSocket(
             config.home_dir,
@@ -36,7 +38,7 @@ class ExternalTrainer:
                 "base": base,
                 "method": config.train.method,
                 "finetune": config.train.finetune,
-                "lora": {"rank": lora.rank, "alpha": lora.alpha, "targets": list(lora.targets)},
+                "lora": {"rank": lora.rank, "alpha": lora.alpha, "targets": targets},
             },
         )
         self._folder: str | None = None  # of the weights from which the next step starts
@@ -64,7 +66,7 @@ class ExternalTrainer:
         body = {"id": self._count, "version": version, "folder": out, "rows": [sample_row(s) for s in samples]}
         try:
             link.send({"batch": body})
-            answer = link.receive("done", "failed")
+            answer = link.receive("done", "failed", within=self._answer_within)
         except TrainerGone as error:
             shutil.rmtree(out, ignore_errors=True)
             raise TrainerAbsent(f"the batch is free again: {error}") from error
@@ -105,7 +107,7 @@ class ExternalTrainer:
     def _send_weights(self, link: TrainerLink) -> None:
         try:
             link.send({"load": {"folder": self._folder}})
-            link.receive("loaded")
+            link.receive("loaded", within=self._answer_within)
         except TrainerGone as error:
             raise TrainerAbsent(str(error)) from error
         self._informed = link

@@ -8,6 +8,7 @@ import logging
 import select
 import socket
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -52,14 +53,18 @@ class TrainerLink:
             self.close()
             raise TrainerGone(f"the trainer {self.name!r} has ended ({error})") from error
 
-    def receive(self, *kinds: str) -> dict[str, Any]:
+    def receive(self, *kinds: str, within: float) -> dict[str, Any]:
         """Return the next message, `{"kind": ...}` with the key, if it is one of these kinds; else raise `TrainerGone`.
 
-        Waits until the trainer ends: while it works, this process makes progress.
+        Waits until the trainer ends, at most `within` seconds: while it works, this process makes progress.
         """
+        end = time.monotonic() + within
         while b"\n" not in self._received:
             if self._is_closed:
                 raise TrainerGone(f"the trainer {self.name!r} is no longer connected")
+            if time.monotonic() > end:
+                self.close()
+                raise TrainerGone(f"the trainer {self.name!r} did not answer within {within:g} s (train.answer_within)")
             ready, _, _ = select.select([self._connection], [], [], _POLL_SECONDS)
             record_progress()
             if ready:

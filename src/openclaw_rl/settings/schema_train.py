@@ -247,6 +247,11 @@ class TrainConfig(Section):
         description="who takes the steps. external: a program that connects to the home and gets the batches, such as "
         "TRL (docs/guides/other_trainers.md); tinker: the Tinker service (docs/guides/tinker.md)",
     )
+    answer_within: float = Field(
+        3600.0,
+        gt=0,
+        description="trainer external: seconds until a batch without an answer is free again, and the connection ends",
+    )
     finetune: Literal["lora", "full"] = Field("lora", description="train an adapter, or all weights")
     lora: LoraConfig = LoraConfig()
     base_quantization_bits: Literal[16, 4] = Field(

@@ -158,6 +158,7 @@ _RULES = (
     _only_with("train.finetune", ("lora",), *_LORA, "train.checkpoint.keep_days"),
     _only_with("train.trainer", ("local",), *_OF_LOCAL_TRAINER),
     _only_with("train.trainer", ("local", "tinker"), *_OF_OUR_FORMULA),
+    _only_with("train.trainer", ("external",), "train.answer_within"),
     _only_with("train.trainer", ("local", "external"), "train.lora.alpha", "train.lora.targets"),
     UnusedRule(
         keys=("train.batch.min_turns", "train.batch.max_turns", "train.batch.replay_ratio"),

@@ -1,0 +1,102 @@
+"""`openclaw-rl data stream`: batches as JSON lines on stdout, answers as JSON lines from stdin."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from openclaw_rl.other_trainers.batch_stream import BatchStream, TurnBatch
+
+
+class DoneAnswer(msgspec.Struct, tag_field="kind", tag="done"):
+    """The weights after the batch are in its folder. `metrics` and `dropped`: as for `TurnBatch.acknowledge`."""
+
+    id: int
+    metrics: dict[str, float] = {}
+    dropped: dict[str, str] = {}
+
+
+class FailedAnswer(msgspec.Struct, tag_field="kind", tag="failed"):
+    """The batch cannot be trained on."""
+
+    id: int
+    reason: str = ""
+
+
+class BatchRelay:
+    """Relay between a `BatchStream` and a program that reads and writes lines. Ends when the program's lines end.
+
+    Without an answer to it, the batch that was written last is then free again.
+    """
+
+    def __init__(
+        self, stream: BatchStream, source: int, write: Callable[[dict[str, Any]], None], report: Callable[[str], None]
+    ) -> None:
+        """`source`: file descriptor of the answers. `write`: of a message; `report`: of progress, for people."""
+        self._stream, self._source, self._write, self._report = stream, source, write, report
+        self._received = b""
+        self._batch: TurnBatch | None = None  # waits for its answer
+        self._kept: dict[int, bool] = {}  # batch -> whether its weights were kept
+        self._turns = 0  # that were acknowledged
+
+    def relay_batches(self) -> None:
+        """Relay until there are no more answers. Raises `StreamEnded` if the train worker ends before."""
+        self._write({"welcome": self._stream.welcome})
+        self._report("connected; waiting for a batch")
+        while True:
+            if self._batch is None and self._stream.has_message():
+                self._write_batch(self._stream.current_batch())
+            watched: list[int | BatchStream] = [self._source]
+            if self._batch is None:
+                watched.append(self._stream)
+            if self._source in select.select(watched, [], [])[0] and not self._read_answers():
+                return
+
+    def _write_batch(self, batch: TurnBatch) -> None:
+        self._batch = batch
+        if batch.load is not None:
+            self._write({"load": {"folder": batch.load.folder}})
+        about = {"id": batch.id, "version": batch.version, "folder": batch.folder, "rows": batch.rows}
+        self._write({"batch": about})
+
+    def _read_answers(self) -> bool:
+        """Handle the lines that are there. Return False at the end of the input."""
+        more = os.read(self._source, 1 << 20)
+        *lines, self._received = (self._received + more).split(b"\n")
+        for line in filter(None, lines):
+            try:
+                self._handle_answer(_parse_answer(line))
+            except ValueError as error:
+                self._write({"error": str(error)})
+        return bool(more)
+
+    def _handle_answer(self, answer: DoneAnswer | FailedAnswer) -> None:
+        """Pass an answer on. One for a batch that was answered before changes nothing and gets the same reply."""
+        if answer.id not in self._kept:
+            if self._batch is None or answer.id != self._batch.id:
+                raise ValueError(f"batch {answer.id} is not the one that waits for an answer")
+            self._answer_batch(self._batch, answer)
+        self._write({"answer": {"id": answer.id, "kept": self._kept[answer.id]}})
+
+    def _answer_batch(self, batch: TurnBatch, answer: DoneAnswer | FailedAnswer) -> None:
+        if isinstance(answer, DoneAnswer):
+            batch.acknowledge(answer.metrics, dropped=answer.dropped)
+        else:
+            batch.refuse(answer.reason)
+        self._kept[batch.id], self._batch = bool(batch.is_kept), None
+        self._turns += len({row["turn"] for row in batch.rows}) if batch.is_kept else 0
+        result = f"version {batch.version} is kept" if batch.is_kept else "its weights were not kept"
+        self._report(f"batch {batch.id}: {result}; {self._turns} turns acknowledged")
+
+
+def _parse_answer(line: bytes) -> DoneAnswer | FailedAnswer:
+    """Raises `ValueError` with the reason. NaN and infinity are read: the gate refuses them."""
+    message = json.loads(line)
+    if not isinstance(message, dict) or len(message) != 1 or not isinstance(body := next(iter(message.values())), dict):
+        raise ValueError('expected {"done": {"id": ...}} or {"failed": {"id": ...}}')
+    return msgspec.convert(body | {"kind": next(iter(message))}, DoneAnswer | FailedAnswer)

@@ -1,0 +1,189 @@
+"""`openclaw-rl data stream` and the `datasets` stream: a turn is never in two acknowledged batches."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from tests.train.external_world import World, take_step
+from torch.utils.data import DataLoader
+
+from openclaw_rl.cli.main import cli
+from openclaw_rl.learner.trainer import LocalTrainer
+from openclaw_rl.other_trainers.batch_stream import BatchStream, StartWeights, StreamEnded, TurnBatch
+from openclaw_rl.other_trainers.dataset_stream import row_features, stream_dataset
+from openclaw_rl.store import turns
+from openclaw_rl.store.db import Store
+from openclaw_rl.train.sample_builder import SampleBuilder
+
+Fill = Callable[..., list[str]]
+WRONG_ANSWERS: list[tuple[Any, str]] = [
+    ({"done": {"id": 7}}, "batch 7 is not the one that waits"),
+    ({"done": {"id": 1, "metrics": [0.5]}}, "Expected `object`"),
+    ({"done": {"id": [1]}}, "Expected `int`"),
+    ({"kept": {"id": 1}}, "Invalid value 'kept'"),
+    ([1], "expected {"),
+]
+
+
+class StreamProgram:
+    """A program in another language at the command: it reads and writes lines."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        self.process, self.answers, self.progress = process, process.stdin, process.stderr
+        self._messages = process.stdout
+
+    def read_message(self, kind: str) -> Any:
+        message = json.loads(self._messages.readline())
+        assert list(message) == [kind], message
+        return message[kind]
+
+    def write_message(self, message: dict[str, Any]) -> None:
+        self.answers.write(json.dumps(message).encode() + b"\n")
+        self.answers.flush()
+
+
+@contextmanager
+def started_command(world: World) -> Iterator[StreamProgram]:
+    command = [sys.executable, "-m", "openclaw_rl", "data", "stream", "--home", str(world.config.home_dir)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=dict(os.environ)) as process:
+        try:
+            yield StreamProgram(process)
+        finally:
+            process.kill()
+
+
+def test_the_command_gives_each_turn_once_and_takes_each_answer_once(
+    world: World, local: LocalTrainer, fill: Fill
+) -> None:
+    given = fill(world.store, 8)
+    with world.in_background(), started_command(world) as program:
+        assert program.read_message("welcome")["method"] == "binary"
+        load: StartWeights | None = StartWeights(**program.read_message("load"))
+        for number in (1, 2):
+            batch = TurnBatch(**program.read_message("batch"), load=load, _stream=None)  # type: ignore[arg-type]
+            load = None
+            for wrong, reason in WRONG_ANSWERS:
+                program.write_message(wrong)
+                assert reason in program.read_message("error")
+            take_step(local, batch)
+            program.write_message({"done": {"id": number, "metrics": {"loss/total": 0.5}}})
+            assert program.read_message("answer") == {"id": number, "kept": True}
+        program.write_message({"done": {"id": 1}})
+        assert program.read_message("answer") == {"id": 1, "kept": True}, "a second time changes nothing"
+        program.answers.close()
+        assert program.process.wait(60) == 0
+        progress = program.progress.read().decode().splitlines()
+    assert world.used() == {1: given[:4], 2: given[4:]}
+    assert progress[-1] == "batch 2: version 2 is kept; 8 turns acknowledged"
+
+
+@pytest.mark.parametrize(
+    "end", [lambda p: p.process.kill(), lambda p: p.answers.close()], ids=["kill -9", "no more answers"]
+)
+def test_a_reader_that_ends_without_an_answer_loses_nothing(
+    world: World, local: LocalTrainer, fill: Fill, end: Callable[[StreamProgram], None]
+) -> None:
+    given = fill(world.store, 4)
+    with world.in_background():
+        with started_command(world) as program:
+            program.read_message("welcome")
+            program.read_message("load")
+            assert [row["turn"] for row in program.read_message("batch")["rows"]] == given
+            end(program)
+            program.process.wait(60)
+        with BatchStream.connect(world.config.home_dir) as stream:
+            batch = stream.current_batch()
+            take_step(local, batch)
+            assert batch.acknowledge()
+    assert world.used() == {1: given}
+
+
+def test_a_batch_whose_lease_expired_is_not_acknowledged_and_comes_again(
+    world: World, local: LocalTrainer, fill: Fill
+) -> None:
+    given = fill(world.store, 4)
+    with world.in_background(), BatchStream.connect(world.config.home_dir) as stream:
+        batch = stream.current_batch()
+        take_step(local, batch)
+        world.frozen_seconds = world.config.train.safety.lease_ttl + 1
+        assert not batch.acknowledge(), "another train worker may have used its turns meanwhile"
+        assert not Path(batch.folder).exists()
+        again = stream.current_batch()
+        assert [row["turn"] for row in again.rows] == given
+        assert again.load == StartWeights(None)
+        take_step(local, again)
+        assert again.acknowledge()
+    assert list(world.used().values()) == [given]
+
+
+def test_a_reader_that_does_not_answer_in_time_loses_its_batch(
+    store: Store, builder: SampleBuilder, tmp_path: Path, fill: Fill
+) -> None:
+    given = fill(store, 4)
+    world = World(store, builder, tmp_path, **{"train.answer_within": 0.5})
+    with closing(world), world.in_background(), BatchStream.connect(tmp_path) as stream:
+        late = stream.current_batch()
+        with connect_when_free(tmp_path) as other:
+            batch = other.current_batch()
+            assert [row["turn"] for row in batch.rows] == given
+            assert batch.acknowledge(dropped=dict.fromkeys(given, "taken by the other"))
+        with pytest.raises(StreamEnded):
+            late.acknowledge(dropped=dict.fromkeys(given, "taken late"))
+    with store.read() as conn:
+        found = turns.get(conn, given[0])
+    assert found is not None
+    assert found.untrainable == "taken by the other"
+
+
+def connect_when_free(home: Path) -> BatchStream:
+    """Connect as soon as the other trainer's connection has ended."""
+    while True:
+        with suppress(StreamEnded):
+            return BatchStream.connect(home)
+        time.sleep(0.05)
+
+
+def test_one_pass_over_the_dataset_is_one_batch(world: World, local: LocalTrainer, fill: Fill) -> None:
+    given = fill(world.store, 8)
+    with world.in_background(), BatchStream.connect(world.config.home_dir) as stream:
+        rows = stream_dataset(stream)
+        first = list(rows)
+        batch = stream.current_batch()
+        assert first == [{"batch": batch.id} | row for row in batch.rows], "the fields and values of the batch"
+        assert list(rows) == first, "the batch comes until it is acknowledged"
+        assert rows.features == row_features()
+        take_step(local, batch)
+        assert batch.acknowledge()
+        replies = rows.map(lambda row: {"tokens": len(row["response_ids"])}).select_columns(["turn", "tokens"])
+        assert [row["turn"] for row in replies] == given[4:], "the next pass waits for the next batch"
+    assert world.used() == {1: given[:4]}
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_a_worker_of_a_data_loader_gets_an_error(world: World, fill: Fill) -> None:
+    fill(world.store, 4)
+    with world.in_background(), BatchStream.connect(world.config.home_dir) as stream:
+        loader = DataLoader(stream_dataset(stream), num_workers=1, multiprocessing_context="fork")  # type: ignore[arg-type]
+        with pytest.raises(RuntimeError, match="set dataloader_num_workers to 0"):
+            next(iter(loader))
+        assert len(stream.current_batch().rows) == 4
+
+
+def test_without_a_system_the_command_says_what_to_start(tmp_path: Path) -> None:
+    error = CliRunner().invoke(cli, ["data", "stream", "--home", str(tmp_path)]).exception
+    assert "Start the system with train.trainer: external" in str(error)
+    assert not isinstance(error, StreamEnded), "one line, not a traceback"
