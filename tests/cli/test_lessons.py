@@ -80,7 +80,11 @@ def test_the_list_names_the_user_of_a_lesson(config: Config) -> None:
 
 def test_lessons_are_edited_pinned_and_forgotten(config: Config) -> None:
     run(config, "edit", "aa", "At most two  sentences.")
-    assert stored(config, "aa") == replace(SHORT, text="At most two sentences.", weight=2.0)
+    found, before = stored(config, "aa"), replace(SHORT, text="At most two sentences.", weight=2.0)
+    assert found is not None
+    assert found.reinforced_at > before.reinforced_at, "it is practised like one that was said again"
+    assert found == replace(before, weight=found.weight, reinforced_at=found.reinforced_at)
+    assert found.weight_at(found.reinforced_at) == before.weight_at(found.reinforced_at), "as heavy as before"
     run(config, "pin", "bb")
     found = stored(config, "aa")
     assert found is not None
