@@ -72,7 +72,7 @@ def read_box_program(words: Sequence[str], shown: Iterable[str]) -> BoxProgram:
         command.append(str(Path(word).absolute()) if is_file else word)
         paths += [Path(word).absolute()] if is_file else []
     paths += [base for path in paths if (base := _python_below(path)) is not None]
-    visible = {str(path): path for path in paths if _SYSTEM not in path.parents}
+    visible = {str(path): path for path in paths if _SYSTEM not in (path, *path.parents)}
     first = Path(command[0])
     if first.is_absolute() and not any(path == first or path in first.parents for path in (*paths, _SYSTEM)):
         raise ConfigError(f"{first}: a program in a box sees /usr and what is named: add --show {first.parent}")

@@ -160,7 +160,7 @@ def _harbor_runner(request: SourceRequest) -> EpisodeRunner:
 
 def _box_agent(name: str, request: SourceRequest) -> BoxAgent:
     if name == PROGRAM_AGENT:
-        return ProgramAgent(read_box_program(request.command, request.shown))
+        return ProgramAgent(read_box_program(request.command, request.shown), request.granted)
     return AGENTS[name]
 
 

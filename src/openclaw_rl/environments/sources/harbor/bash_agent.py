@@ -107,14 +107,17 @@ class TextAgent:
 
 
 class ProgramAgent:
-    """A program of the user, such as mini-swe-agent, that runs in the box itself and asks the gateway for replies."""
+    """A program of the user, such as mini-swe-agent, that runs in the box itself and asks the gateway for replies.
 
-    def __init__(self, program: BoxProgram) -> None:
-        self._program = program
+    `granted`: further environment variables.
+    """
+
+    def __init__(self, program: BoxProgram, granted: Mapping[str, str]) -> None:
+        self._program, self._granted = program, granted
 
     async def work_on(self, box: TaskBox, client: ChatAgent) -> None:
         """Run the program until it ends. Raises `AgentProgramFailed` for an end that says nothing about the policy."""
-        env = box.plan.variables | {"INSTRUCTION": box.folder.instruction}
+        env = {**box.plan.variables, **self._granted, "INSTRUCTION": box.folder.instruction}
         seconds = box.sandbox.lifetime  # the time of the agent is the caller's
         result = await self._program.run_in(box.box, client.ticket, cwd=box.plan.cwd, env=env, seconds=seconds)
         if result.exit_code not in _PROGRAM_ENDS:
