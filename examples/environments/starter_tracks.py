@@ -13,7 +13,7 @@ from openclaw_rl.common.assets import ASSETS
 
 ROOT = Path(__file__).resolve().parents[2]
 TASKS = ROOT / "examples" / "environments" / "quiz_tasks.jsonl"
-EVERY = 4  # of the questions, one becomes a task
+EVERY, EVERY_WEB = 4, 8  # of the questions, one becomes a task; an episode in a browser takes longer
 SETTINGS = """version = "1.0"
 
 [verifier]
@@ -170,7 +170,7 @@ document.querySelector("#save").addEventListener("click", save);
 
 def write_web_track(folder: Path) -> None:
     """Write web tasks with a notebook that keeps the lines of a list, for replies that are typed."""
-    for name, question, answer in _read_quiz():
+    for name, question, answer in _read_quiz(EVERY_WEB):
         task = {
             "goal": question,
             "page": "index.html",
@@ -182,9 +182,9 @@ def write_web_track(folder: Path) -> None:
         _write_texts(folder / name, texts)
 
 
-def _read_quiz() -> Iterator[tuple[str, str, str]]:
+def _read_quiz(every: int = EVERY) -> Iterator[tuple[str, str, str]]:
     """Yield the name of a task, its question and the answer, which has letters and spaces alone."""
-    for line in TASKS.read_text(encoding="utf-8").splitlines()[::EVERY]:
+    for line in TASKS.read_text(encoding="utf-8").splitlines()[::every]:
         task = json.loads(line)
         yield task["id"].replace("/", "-"), task["question"], task["answer"]
 
