@@ -186,7 +186,7 @@ test-tinker: $(STAMP) $(TINKER_VENV)/.installed  ## Tinker as engine and trainer
 # MCP servers and the source `tools`: the official SDK in an environment of its own.
 MCP ?= mcp>=1.27,<3
 MCP_VENV := .mcp-venv
-test-mcp: $(STAMP) $(MCP_VENV)/.installed  ## tools of MCP servers, by the official SDK (half a minute)
+test-mcp: need-bwrap $(MCP_VENV)/.installed  ## tools of MCP servers, by the official SDK; a desktop under Xvfb where it is installed (a minute)
 	$(BIN)/python -m pytest tests/external/environments/mcp --mcp-python $(MCP_VENV)/bin/python
 
 $(MCP_VENV)/.installed:
