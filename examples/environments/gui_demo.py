@@ -25,7 +25,7 @@ def main() -> None:
     browser = ("--python", given.python, "--limit-seconds", "120")
     shipped = (f"browsergym:{ROOT / 'tasks' / 'web'}?film={film}", *browser)
     demo = LearningDemo(
-        source=(f"browsergym:{track}?typed=true&film={film}", *browser), play=("--max-steps", "1"), measured=10
+        source=(f"browsergym:{track}?typed=true&film={film}", *browser), play=("--max-steps", "1"), measured=6
     )
     with SubprocessSystem(scratch_config(home, {"train.method": "groups"})) as system:
         echo(run_env(home, "check", *shipped).strip())

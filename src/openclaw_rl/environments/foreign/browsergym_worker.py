@@ -32,6 +32,8 @@ ACTIONS = (
     "noop()  wait"
 )
 CALL = re.compile(r"""\b[a-z_]+\((?:[^()'"]|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")*\)""")
+ACTION_LIMITS = ("timeout=500)", "timeout=3000)")
+"""The library's limit of an action in its code, in ms, and ours: on a busy machine, right actions failed at the first."""
 DEFAULT_SEEDS = 8
 MAX_PAGE = 6000  # characters of a page that the policy sees
 
@@ -98,6 +100,7 @@ class BrowserEpisode:
 
         entry, arguments = _task_class(data)
         actions = HighLevelActionSet(subsets=list(SUBSETS), strict=True, multiaction=False)
+        actions.python_includes = actions.python_includes.replace(*ACTION_LIMITS)
         self._env = BrowserEnv(
             entry, arguments, slow_mo=0, pre_observation_delay=0, action_mapping=actions.to_python_code
         )
