@@ -22,7 +22,7 @@ _VENV_FILE = "pyvenv.cfg"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoxAccess:
-    """What a box has besides its task: the address of the gateway, and files of this machine (read-only)."""
+    """Access of a box, besides its task: the address of the gateway, and files of this machine (read-only)."""
 
     gateway: tuple[str, int] | None = None
     shown: Mapping[str, Path] = field(default_factory=lambda: MappingProxyType({}))

@@ -65,7 +65,7 @@ async def _take_reward(box: Box, to: Path) -> None:
         await box.get(_REWARD, to)
     except BoxLost:
         raise
-    except SandboxError:  # there is none
+    except SandboxError:  # no such file
         return
 
 

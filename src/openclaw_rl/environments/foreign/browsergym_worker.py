@@ -33,7 +33,7 @@ ACTIONS = (
 )
 CALL = re.compile(r"""\b[a-z_]+\((?:[^()'"]|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")*\)""")
 ACTION_LIMITS = ("timeout=500)", "timeout=3000)")
-"""The library's limit of an action in its code, in ms, and ours: on a busy machine, right actions failed at the first."""
+"""Limit of an action in the library's code, in ms, and ours: on a busy machine, half a second was too short."""
 DEFAULT_SEEDS = 8
 MAX_PAGE = 6000  # characters of a page that the policy sees
 
