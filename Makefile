@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 export OMP_WAIT_POLICY ?= passive
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: gpu-check gpu-bench env demo demo-episodes demo-terminal demo-toolcall demo-gui learn learn-rate learn-protocol learn-days test test-system check explore fuzz faults bench starter clean test-openclaw test-clients test-engines test-qlora test-recipes test-ray test-gui test-envs test-boxes test-mcp test-env-libraries need-bwrap gate-trial test-tinker test-trl
+.PHONY: gpu-check gpu-bench env demo demo-episodes demo-terminal demo-toolcall demo-swe demo-gui learn learn-rate learn-protocol learn-days test test-system check explore fuzz faults bench starter clean test-openclaw test-clients test-engines test-qlora test-recipes test-ray test-gui test-envs test-boxes test-mcp test-env-libraries need-bwrap gate-trial test-tinker test-trl
 comma := ,
 $(STAMP): pyproject.toml
 	$(PYTHON) -c 'import sys; v=sys.version_info; sys.exit(0 if v >= (3, 11) else f"OpenClaw-RL needs Python 3.11 or newer; this is {v[0]}.{v[1]}. Try: make PYTHON=python3.11")'
@@ -44,12 +44,15 @@ demo-episodes: $(STAMP)  ## train the starter policy on a quiz and measure it on
 	$(BIN)/python examples/environments/demo.py --out demo-out
 
 demo-toolcall: $(STAMP)  ## train the starter policy to use a tool and measure it on tasks that were held out (some minutes)
-	$(BIN)/python examples/tools/demo.py --out demo-out
+	$(BIN)/python examples/environments/toolcall_demo.py --out demo-out
 
 demo-terminal: $(STAMP)  ## the same with tasks in a terminal: commands in boxes, verified in fresh boxes (three to five minutes)
 	$(BIN)/python examples/environments/terminal_demo.py --out demo-out
 
-demo-gui: $(STAMP) .browsergym-venv/.installed  ## web tasks in a real browser, from task to reward, with a filmstrip of each episode (two minutes)
+demo-swe: $(STAMP)  ## the same with repositories: the tests of a report, and those that passed before, in fresh boxes (five to ten minutes)
+	$(BIN)/python examples/environments/swe_demo.py --out demo-out
+
+demo-gui: $(STAMP) .browsergym-venv/.installed  ## web tasks in a real browser, with a filmstrip of each episode; the starter learns those in its own words (ten minutes)
 	$(BIN)/python examples/environments/gui_demo.py --out demo-out --python .browsergym-venv/bin/python
 
 # From npm, in the versions that were seen to work: 0.9 GB, nothing of it outside this folder. OpenClaw refuses to be
@@ -192,7 +195,7 @@ test-trl: $(STAMP) $(TRL_VENV)/.installed  ## TRL learns tastes from the stream 
 # MCP servers and the source `tools`: the official SDK in an environment of its own.
 MCP ?= mcp>=1.27,<3
 MCP_VENV := .mcp-venv
-test-mcp: $(STAMP) $(MCP_VENV)/.installed  ## tools of MCP servers, by the official SDK (half a minute)
+test-mcp: need-bwrap $(MCP_VENV)/.installed  ## tools of MCP servers, by the official SDK; a desktop under Xvfb where it is installed (a minute)
 	$(BIN)/python -m pytest tests/external/environments/mcp --mcp-python $(MCP_VENV)/bin/python
 
 $(MCP_VENV)/.installed:
@@ -212,7 +215,7 @@ define library_tests
 test-env-$(1): $$(STAMP) .$(1)-venv/.installed
 	OMP_NUM_THREADS=1 $$(BIN)/python -m pytest tests/external/environments/$(1) $$(FLAGS)
 endef
-ENV_LIBRARIES := verifiers verifiers-v1 browsergym inspect openenv harbor
+ENV_LIBRARIES := verifiers verifiers-v1 browsergym inspect openenv harbor mini-swe
 $(eval $(call library_tests,verifiers,"verifiers[rg]>=0.3.1$(comma)<0.4"))
 $(eval $(call library_tests,verifiers-v1,"verifiers>=0.4$(comma)<0.5" "reasoning-gym>=0.1.25"))
 $(eval $(call library_tests,browsergym,"browsergym-miniwob>=0.14.3$(comma)<0.15" "miniwob>=1.1$(comma)<2"))
@@ -224,6 +227,12 @@ HARBOR_PYTHON ?= $(shell for each in python3.13 python3.12 $(HOME)/.pyenv/versio
     "$$each" -c '' 2>/dev/null && echo "$$each" && break; done)
 $(eval $(call library_tests,harbor,"harbor>=0.25$(comma)<0.26",$$(or $$(HARBOR_PYTHON),$$(error Harbor needs Python 3.12 or 3.13, and neither is on PATH. Try: make test-env-harbor HARBOR_PYTHON=/path/to/python3.13))))
 test-env-harbor: need-bwrap
+
+# A program in a box needs a Python that everybody may read: the system's, not one below /root.
+BOX_PYTHON ?= $(shell for each in /usr/bin/python3.1[1-4]; do \
+    "$$each" -c 'import ensurepip' 2>/dev/null && echo "$$each" && break; done)
+$(eval $(call library_tests,mini-swe,"mini-swe-agent>=2.4$(comma)<3" mcp,$$(or $$(BOX_PYTHON),$$(PYTHON))))
+test-env-mini-swe: need-bwrap
 
 test-env-libraries: $(ENV_LIBRARIES:%=test-env-%)  ## other people's environments, unmodified, at the real gateway (twenty minutes, 3.2 GB; a Chromium and tmux on PATH)
 

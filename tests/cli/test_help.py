@@ -17,7 +17,7 @@ from openclaw_rl.settings.suggestions import settings_meant, suggest_flag
 
 NAMES = [name for name, command in EVERY if name != "starter" and not command.hidden]
 
-PROGRAM_OPTIONS = {"--python", "--tasks", "--held-out", "--limit-seconds", "--parallel", "--env"}
+PROGRAM_OPTIONS = {"--python", "--tasks", "--held-out", "--limit-seconds", "--parallel", "--env", "--box", "--show"}
 MOVE_OPTIONS = {"--learn-again", "--reason", "--yes"}
 
 

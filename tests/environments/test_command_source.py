@@ -139,7 +139,12 @@ def check(tmp_path: Path, task: dict[str, object], **commands: str) -> TaskFitne
     file = tmp_path / "tasks.jsonl"
     file.write_text(json.dumps(task))
     words = {name: ("sh", "-c", command) for name, command in commands.items()}
-    source = CommandSource(tasks=file, search_path=PATH, oracle=words.get("oracle", ()), nop=words.get("nop", ()))
+    source = CommandSource(
+        tasks=file,
+        oracle=words.get("oracle", ()),
+        nop=words.get("nop", ()),
+        make_runner=lambda words: CommandRunner(command=resolve_command(words, PATH), search_path=PATH),
+    )
     return asyncio.run(source.check_task(source.load_tasks()[0], new_scratch_folder("check"), PlayLimits(seconds=10)))
 
 

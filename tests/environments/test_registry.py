@@ -33,7 +33,11 @@ def test_an_option_that_a_source_does_not_use_is_refused(given: dict[str, str], 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"agent": "claude-code"}, "expected one of tools, text, plain, terminus-2, oracle, nop"),
+        ({"agent": "claude-code"}, "expected one of tools, text, plain, program, terminus-2, oracle, nop"),
+        ({"agent": "program"}, "no program: give it after `--`"),
+        ({"agent": "text", "command": ("mini",)}, "need --agent program"),
+        ({"agent": "program", "command": ("/opt/mini",)}, "add --show /opt"),
+        ({"agent": "program", "command": ("mini",), "shown": ("nowhere",)}, "--show nowhere: no such file or folder"),
         ({"agent": "text", "python": sys.executable}, "needs no --python"),
         ({"agent": "terminus-2", "python": "no-such-python"}, "no such program"),
     ],

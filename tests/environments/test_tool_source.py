@@ -12,7 +12,7 @@ from openclaw_rl.cli.environments import make_request
 from openclaw_rl.environments.registry import SourceRequest, find_source
 from openclaw_rl.environments.sources.tools.answer_checks import CallsCheck, parse_checks
 from openclaw_rl.environments.sources.tools.call_matching import CallMade, ExpectedCall, match_calls
-from openclaw_rl.environments.sources.tools.tool_config import TextCalls, load_tool_config
+from openclaw_rl.environments.sources.tools.tool_config import TextCalls, load_tool_config, place_server
 from openclaw_rl.environments.sources.tools.tool_text import cut_middle, find_text_calls
 from openclaw_rl.environments.types import EnvironmentTask
 from openclaw_rl.errors import ConfigError
@@ -100,12 +100,26 @@ def test_the_digest_follows_the_tools_and_the_split_does_not(tmp_path: Path) -> 
     assert {task.split for task in before} == {"train", "held_out"}
 
 
+def test_a_program_beside_the_configuration_is_found_and_part_of_the_digest(tmp_path: Path) -> None:
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "server.py").write_text("pass")
+    config = {"mcp": [{"name": "s", "command": ["python3", "server.py", "--fast"]}]}
+    task = {"prompt": "p", "check": {"kind": "exact", "value": "1"}}
+    here, there = (load(write(tmp_path / name, config, task))[0].digest for name in ("here", "there"))
+    assert here == there
+    (tmp_path / "here" / "server.py").write_text("other")
+    assert load(write(tmp_path / "here", config, task))[0].digest != there
+    found = place_server(load_tool_config(tmp_path / "here" / "tools.json").mcp[0], tmp_path / "here")
+    assert found.command == ("python3", str(tmp_path / "here" / "server.py"), "--fast")
+
+
 def test_the_setting_names_the_tools(tmp_path: Path) -> None:
     write(
         tmp_path, {"tools": [TOOL], "tasks": "tasks.jsonl"}, {"prompt": "p", "check": {"kind": "exact", "value": "x"}}
     )
     config = from_flat({"rollout.tools_config": str(tmp_path / "tools.json")})
-    given = {"granted": (), "python": None, "tasks": None, "held_out": 0.0}
+    given = {"granted": (), "python": None, "tasks": None, "held_out": 0.0, "box": False, "shown": ()}
     assert len(load(make_request("tools", given, config))) == 1
     with pytest.raises(ConfigError, match="no tasks"):
         load(make_request("tools", given, from_flat({})))

@@ -37,6 +37,10 @@ def task_options(function: Callable[..., None]) -> Callable[..., None]:
             metavar="SHARE",
             help="Share of the tasks without a split that is held out.",
         ),
+        click.option("--box", is_flag=True, help="Run the programs in boxes, with the gateway as their only network."),
+        click.option(
+            "--show", "shown", multiple=True, metavar="PATH", help="File or folder that a program in a box can read."
+        ),
         click.option("--tasks", metavar="FILE", help="Tasks: one JSON object per line."),
         click.option(
             "--python", metavar="FILE", help="Python with the libraries of the environment. [default: this one]"
@@ -201,7 +205,8 @@ def owner_key(config: Config) -> str:
 
 def take_task_options(options: dict[str, Any]) -> dict[str, Any]:
     """Take the options of `task_options` out of `options`."""
-    return {name: options.pop(name) for name in ("tasks", "held_out", "limit_seconds", "parallel", "granted", "python")}
+    names = ("tasks", "held_out", "limit_seconds", "parallel", "granted", "python", "box", "shown")
+    return {name: options.pop(name) for name in names}
 
 
 def make_request(source: str, given: dict[str, Any], config: Config, **more: Any) -> SourceRequest:
@@ -228,6 +233,8 @@ def make_request(source: str, given: dict[str, Any], config: Config, **more: Any
         tools_config=Path(config.rollout.tools_config) if config.rollout.tools_config else None,
         tasks=Path(given["tasks"]) if given["tasks"] else None,
         held_out_share=given["held_out"],
+        box=given["box"],
+        shown=given["shown"],
         granted=granted,
         search_path=ours.get("PATH", "/usr/local/bin:/usr/bin:/bin"),
         **more,

@@ -12,9 +12,10 @@ import json
 import math
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from openclaw_rl.environments.leftovers import FOLDER_VARIABLE, remove_leftovers
 from openclaw_rl.environments.program import ProgramEnd, run_program
@@ -22,6 +23,7 @@ from openclaw_rl.environments.reward_file import parse_reward, read_reward_file
 from openclaw_rl.environments.task_file import read_task_file
 from openclaw_rl.environments.types import (
     EnvironmentTask,
+    EpisodeRunner,
     EpisodeTicket,
     PlayLimits,
     PlayOutcome,
@@ -31,21 +33,30 @@ from openclaw_rl.environments.types import (
 from openclaw_rl.errors import ConfigError
 
 
+class FolderRunner(EpisodeRunner, Protocol):
+    """Plays episodes by a program, which also runs without a policy, to check tasks."""
+
+    async def run_in_folder(
+        self, task: EnvironmentTask, folder: str, limits: PlayLimits, ticket: EpisodeTicket | None
+    ) -> PlayOutcome:
+        """Run the program and return its outcome. `folder`: as for `play_episode`. `ticket`: None for a check."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandSource:
     """Tasks from a file, and the programs that check them.
 
     `oracle`, `nop`: the program that solves a task and the one that does nothing, with the same ways to give a reward
-    as the program that is played; fields of the same names in a task come first. `granted`: further environment
-    variables. `search_path`: the PATH of the programs.
+    as the program that is played; fields of the same names in a task come first. `make_runner`: returns what runs a
+    command, in the conditions in which tasks are played; raises `ConfigError`.
     """
 
     tasks: Path
     held_out_share: float = 0.0
     oracle: Sequence[str] = ()
     nop: Sequence[str] = ()
-    granted: Mapping[str, str] = field(default_factory=dict)
-    search_path: str
+    make_runner: Callable[[Sequence[str]], FolderRunner]
     name: str = "command"
 
     def load_tasks(self) -> list[EnvironmentTask]:
@@ -59,10 +70,7 @@ class CommandSource:
             words = _command_of(task, name) or given
             if not words:
                 return _fitness(task, f"no {name}: set --{name} COMMAND, or the field {name!r} of the task", results)
-            program = CommandRunner(
-                command=resolve_command(words, self.search_path), granted=self.granted, search_path=self.search_path
-            )
-            results[name] = await program.run_in_folder(task, folder, limits, {})
+            results[name] = await self.make_runner(words).run_in_folder(task, folder, limits, None)
             await asyncio.to_thread(remove_leftovers, folder)
         return _fitness(task, _unfit_reason(task, results), results)
 
@@ -85,22 +93,28 @@ class CommandRunner:
         self, task: EnvironmentTask, ticket: EpisodeTicket, folder: str, limits: PlayLimits
     ) -> PlayOutcome:
         """Run the program with the ticket and return its outcome."""
-        access = {"OPENAI_BASE_URL": ticket.base_url, "OPENAI_API_KEY": ticket.api_key, "OPENAI_MODEL": ticket.model}
-        return await self.run_in_folder(task, folder, limits, access | {"EPISODE_ID": ticket.episode})
+        return await self.run_in_folder(task, folder, limits, ticket)
 
     async def run_in_folder(
-        self, task: EnvironmentTask, folder: str, limits: PlayLimits, access: Mapping[str, str]
+        self, task: EnvironmentTask, folder: str, limits: PlayLimits, ticket: EpisodeTicket | None
     ) -> PlayOutcome:
-        """Make the folder, run the program there and return its outcome. `access`: variables besides the task's."""
+        """Make the folder, run the program there and return its outcome."""
+        access = {} if ticket is None else ticket_variables(ticket, ticket.base_url)
         files = {"TASK_FILE": Path(folder, "task.json"), "REWARD_FILE": Path(folder, "reward.json")}
         named = {name: str(path) for name, path in files.items()}
         environment = {**plain_environment(folder, self.search_path, self.granted), **named, **access}
         try:
-            _make_folder(files["TASK_FILE"], task)
+            write_task(files["TASK_FILE"], task)
             end = await run_program(self.command, folder=folder, environment=environment, seconds=limits.seconds)
         except OSError as error:
             return void_outcome(f"the program cannot be started: {error}")
         return read_outcome(end, files["REWARD_FILE"], limits)
+
+
+def ticket_variables(ticket: EpisodeTicket, url: str) -> dict[str, str]:
+    """Return the variables with the way to the policy. `url`: of the gateway, as the program reaches it."""
+    named = {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": ticket.api_key, "OPENAI_MODEL": ticket.model}
+    return named | {"EPISODE_ID": ticket.episode}
 
 
 def plain_environment(folder: str, search_path: str, granted: Mapping[str, str]) -> dict[str, str]:
@@ -145,7 +159,8 @@ def resolve_command(words: Sequence[str], search_path: str) -> tuple[str, ...]:
     return str(Path(program).absolute()), *(str(Path(w).absolute()) if _is_file(w) else w for w in words[1:])
 
 
-def _make_folder(task_file: Path, task: EnvironmentTask) -> None:
+def write_task(task_file: Path, task: EnvironmentTask) -> None:
+    """Write a task as JSON into a new folder."""
     task_file.parent.mkdir(mode=0o700)
     task_file.write_text(json.dumps({**task.data, "id": task.id}), encoding="utf-8")
 

@@ -107,6 +107,8 @@ def _settings_of(request: SourceRequest) -> dict[str, object]:
         "argument": f"{_absolute_path(argument)}{mark}{query}",
         "python": _absolute_path(request.python or ""),
         "agent": request.agent,
+        "box": request.box,
+        "shown": list(request.shown),
     }
     if request.source == "tools" and (config := Path(request.argument) if request.argument else request.tools_config):
         given["tools_config"] = hashlib.sha256(config.read_bytes()).hexdigest()

@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from openclaw_rl.environments.command_source import CommandRunner, CommandSource, resolve_command
+from openclaw_rl.environments.box_program import read_box_program
+from openclaw_rl.environments.boxed_command import BoxedCommandRunner
+from openclaw_rl.environments.command_source import CommandRunner, CommandSource, FolderRunner, resolve_command
 from openclaw_rl.environments.foreign_process import ForeignProcess, ForeignRunner
-from openclaw_rl.environments.sources.harbor.bash_agent import AGENTS
+from openclaw_rl.environments.sources.harbor.bash_agent import AGENTS, BoxAgent, ProgramAgent
 from openclaw_rl.environments.sources.harbor.source import HarborRunner, HarborSource
 from openclaw_rl.environments.sources.harbor.trials import (
     HARBOR_LIBRARY,
@@ -37,7 +39,8 @@ class SourceRequest:
 
     `argument`: what follows the name and a colon, e.g. a folder of tasks. `python`: the interpreter that has the
     libraries of the environment. `agent`: who plays, where a source has several agents. `sandbox`: of its boxes.
-    `tools_config`: file with the tools of `tools`, unless the argument names it.
+    `tools_config`: file with the tools of `tools`, unless the argument names it. `box`: whether the programs run in
+    boxes; `shown`: what they see there of this machine.
     """
 
     source: str
@@ -51,6 +54,8 @@ class SourceRequest:
     command: Sequence[str] = ()
     oracle: Sequence[str] = ()
     nop: Sequence[str] = ()
+    box: bool = False
+    shown: Sequence[str] = ()
     granted: Mapping[str, str] = field(default_factory=dict)
     search_path: str
 
@@ -76,24 +81,35 @@ def _command_source(request: SourceRequest) -> TaskSource:
         held_out_share=request.held_out_share,
         oracle=request.oracle,
         nop=request.nop,
-        granted=request.granted,
-        search_path=request.search_path,
+        make_runner=lambda words: _make_command_runner(request, words),
         name=request.source,
     )
 
 
 def _command_runner(request: SourceRequest) -> EpisodeRunner:
-    return CommandRunner(command=_program_of(request), granted=request.granted, search_path=request.search_path)
+    return _make_command_runner(request, request.command)
+
+
+def _make_command_runner(request: SourceRequest, words: Sequence[str]) -> FolderRunner:
+    if request.box:
+        program = read_box_program(words, request.shown)
+        return BoxedCommandRunner(program=program, sandbox=request.sandbox, granted=request.granted)
+    if request.shown:
+        raise ConfigError("--show is for programs in boxes: add --box")
+    return CommandRunner(
+        command=_resolve_program(words, request), granted=request.granted, search_path=request.search_path
+    )
 
 
 def _process_runner(request: SourceRequest) -> EpisodeRunner:
-    return ForeignRunner(ForeignProcess(_program_of(request), request.search_path, request.granted))
+    program = _resolve_program(request.command, request)
+    return ForeignRunner(ForeignProcess(program, request.search_path, request.granted))
 
 
-def _program_of(request: SourceRequest) -> Sequence[str]:
-    if not request.command:
+def _resolve_program(words: Sequence[str], request: SourceRequest) -> Sequence[str]:
+    if not words:
         raise ConfigError("no program: give it after `--`, e.g. `-- python my_agent.py`")
-    return resolve_command(request.command, request.search_path)
+    return resolve_command(words, request.search_path)
 
 
 def _harbor_source(request: SourceRequest) -> TaskSource:
@@ -129,15 +145,23 @@ def _folder_source(request: SourceRequest, top: Path) -> TaskSource:
 
 def _harbor_runner(request: SourceRequest) -> EpisodeRunner:
     agent = request.agent or "tools"
+    if (request.command or request.shown) and agent != PROGRAM_AGENT:
+        raise ConfigError(f"a program after `--`, and --show, need --agent {PROGRAM_AGENT}")
     if agent in TRIAL_AGENTS:
         return TrialRunner(agent=agent, trials=_trial_process(request))
-    if agent not in AGENTS:
-        raise ConfigError(f"--agent {agent}: expected one of {', '.join([*AGENTS, *TRIAL_AGENTS])}")
+    if agent not in (*AGENTS, PROGRAM_AGENT):
+        raise ConfigError(f"--agent {agent}: expected one of {', '.join([*AGENTS, PROGRAM_AGENT, *TRIAL_AGENTS])}")
     if request.python is not None:
         raise ConfigError(
             f"--agent {agent} needs no --python: it is for Harbor's own agents ({', '.join(TRIAL_AGENTS)})"
         )
-    return HarborRunner(agent=AGENTS[agent], sandbox=request.sandbox, granted=request.granted)
+    return HarborRunner(agent=_box_agent(agent, request), sandbox=request.sandbox, granted=request.granted)
+
+
+def _box_agent(name: str, request: SourceRequest) -> BoxAgent:
+    if name == PROGRAM_AGENT:
+        return ProgramAgent(read_box_program(request.command, request.shown), request.granted)
+    return AGENTS[name]
 
 
 def _trial_process(request: SourceRequest) -> TrialProcess:
@@ -163,9 +187,12 @@ def _library_kind(library: ForeignLibrary) -> SourceKind:
     )
 
 
+PROGRAM_AGENT = "program"
+"""Name of the agent of task folders that is a program of the user."""
 _OF_LIBRARIES = frozenset({"argument", "python", "held_out_share"})
-_OF_FOLDERS = frozenset({"argument", "python", "held_out_share", "agent"})
-_OF_COMMANDS = frozenset({"tasks", "held_out_share", "command", "oracle", "nop"})
+_OF_FOLDERS = frozenset({"argument", "python", "held_out_share", "agent", "command", "shown"})
+_OF_PROGRAMS = frozenset({"tasks", "held_out_share", "command", "oracle", "nop"})
+_OF_COMMANDS = _OF_PROGRAMS | {"box", "shown"}
 _ASKED_FOR = {  # how a field of a request is given
     "argument": "`:{}`",
     "tasks": "--tasks",
@@ -175,6 +202,8 @@ _ASKED_FOR = {  # how a field of a request is given
     "nop": "--nop",
     "python": "--python",
     "agent": "--agent",
+    "box": "--box",
+    "shown": "--show",
 }
 
 SOURCES: Mapping[str, SourceKind] = {
@@ -186,7 +215,7 @@ SOURCES: Mapping[str, SourceKind] = {
     ),
     "process": SourceKind(
         summary="a program that plays many episodes at once, over JSON lines; tasks as for `command`",
-        takes=_OF_COMMANDS,
+        takes=_OF_PROGRAMS,
         make_source=_command_source,
         make_runner=_process_runner,
     ),
@@ -197,8 +226,8 @@ SOURCES: Mapping[str, SourceKind] = {
         make_runner=make_tool_runner,
     ),
     "harbor": SourceKind(
-        summary="task folders of Harbor in boxes of this machine: `harbor:FOLDER`, --agent tools, text, plain or, by "
-        "Harbor's own runner, terminus-2",
+        summary="task folders of Harbor in boxes of this machine: `harbor:FOLDER`, --agent tools, text, plain, program "
+        "(yours, after `--`) or, by Harbor's own runner, terminus-2",
         takes=_OF_FOLDERS,
         make_source=_harbor_source,
         make_runner=_harbor_runner,

@@ -40,12 +40,14 @@ class LibraryCommand:
         return self.system.config.home_dir
 
     def start(self, sub: str, source: str, *options: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "openclaw_rl", "env", sub, source, "--home", str(self.home)]
-        command += [] if "--python" in options else ["--python", str(self.python)]
+        own = () if "--python" in options else ("--python", str(self.python))
+        return self.start_words(sub, source, *own, *options)
+
+    def start_words(self, sub: str, source: str, *words: str) -> subprocess.Popen[str]:
+        """Start the command with these words, and no Python of its own."""
+        command = [sys.executable, "-m", "openclaw_rl", "env", sub, source, "--home", str(self.home), *words]
         environment = os.environ | {"TMPDIR": str(self.scratch)}
-        return subprocess.Popen(
-            [*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-        )
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
     def run(self, sub: str, source: str, *options: str) -> subprocess.CompletedProcess[str]:
         process = self.start(sub, source, *options)

@@ -51,7 +51,7 @@ class ChatAgent:
         self, http: aiohttp.ClientSession, ticket: EpisodeTicket, request: Mapping[str, Any] | None = None
     ) -> None:
         """`http`: a session without credentials, from `open_agent_session`."""
-        self._http, self._ticket, self._request = http, ticket, request or {}
+        self._http, self.ticket, self._request = http, ticket, request or {}
         self._has_reply = False
 
     async def ask_reply(
@@ -62,7 +62,7 @@ class ChatAgent:
         A failure of the gateway is tried again, up to three times; a 410 is not. A first prompt that does not fit into
         the context is the task's fault, a later one the policy's.
         """
-        body = {"model": self._ticket.model, "messages": list(messages), **self._request}
+        body = {"model": self.ticket.model, "messages": list(messages), **self._request}
         if tools:
             body["tools"] = list(tools)
         problem = ""
@@ -85,8 +85,8 @@ class ChatAgent:
         raise AgentReplyFailed(f"no reply from the gateway: {problem}")
 
     async def _post(self, body: Mapping[str, Any]) -> tuple[int, Any]:
-        headers = {"Authorization": f"Bearer {self._ticket.api_key}"}
-        url = f"{self._ticket.base_url}/chat/completions"
+        headers = {"Authorization": f"Bearer {self.ticket.api_key}"}
+        url = f"{self.ticket.base_url}/chat/completions"
         async with self._http.post(url, json=body, headers=headers) as response:
             return response.status, await response.json(content_type=None)
 

@@ -32,6 +32,8 @@ ACTIONS = (
     "noop()  wait"
 )
 CALL = re.compile(r"""\b[a-z_]+\((?:[^()'"]|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")*\)""")
+ACTION_LIMITS = ("timeout=500)", "timeout=3000)")
+"""Limit of an action in the library's code, in ms, and ours: on a busy machine, half a second was too short."""
 DEFAULT_SEEDS = 8
 MAX_PAGE = 6000  # characters of a page that the policy sees
 
@@ -48,8 +50,10 @@ async def list_tasks(asked: dict[str, Any]) -> dict[str, Any]:
     """Return the tasks of a name: a task of MiniWoB with several seeds, all of MiniWoB, or a folder of pages."""
     importlib.import_module("browsergym.core")
     name, args = asked["name"], asked["args"]
-    if unknown := sorted(args.keys() - {"seeds", "film"}):
-        raise ForeignRefusal(f"unknown arguments {unknown}. Known are seeds and film")
+    if unknown := sorted(args.keys() - {"seeds", "film", "typed"}):
+        raise ForeignRefusal(f"unknown arguments {unknown}. Known are seeds, film and typed")
+    if not isinstance(args.get("typed", False), bool):
+        raise ForeignRefusal(f"typed: expected true or false, got {args['typed']}")
     return dict(page_of_tasks(_web_tasks(name, args) if "/" in name else _miniwob_tasks(name, args), asked["start"]))
 
 
@@ -58,7 +62,7 @@ def _web_tasks(name: str, args: Mapping[str, Any]) -> list[dict[str, Any]]:
 
     tasks = []
     for task, folder in find_web_tasks(Path(name)).items():
-        data = {"folder": str(folder), "seed": 0, "film": args.get("film")}
+        data = {"folder": str(folder), "seed": 0, **_play_options(args)}
         tasks.append({"id": task, "digest": files_digest(folder), "data": data})
     return tasks
 
@@ -72,11 +76,16 @@ def _miniwob_tasks(name: str, args: Mapping[str, Any]) -> list[dict[str, Any]]:
         {
             "id": f"{task}.{seed}",
             "digest": content_digest([task, seed]),
-            "data": {"task": task, "seed": seed, "film": args.get("film")},
+            "data": {"task": task, "seed": seed, **_play_options(args)},
         }
         for task in chosen
         for seed in range(int(args.get("seeds", DEFAULT_SEEDS)))
     ]
+
+
+def _play_options(args: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how episodes are played: `typed`, whether replies are typed, and `film`, the folder of the filmstrips."""
+    return {"film": args.get("film"), "typed": args.get("typed", False)}
 
 
 class BrowserEpisode:
@@ -91,6 +100,7 @@ class BrowserEpisode:
 
         entry, arguments = _task_class(data)
         actions = HighLevelActionSet(subsets=list(SUBSETS), strict=True, multiaction=False)
+        actions.python_includes = actions.python_includes.replace(*ACTION_LIMITS)
         self._env = BrowserEnv(
             entry, arguments, slow_mo=0, pre_observation_delay=0, action_mapping=actions.to_python_code
         )
@@ -110,6 +120,23 @@ class BrowserEpisode:
         seen, reward, self.is_over, _, _ = self._env.step(action)
         self.reward += float(reward)
         self._take_observation(seen)
+
+    def take_reply(self, reply: str) -> None:
+        """Do the first action in a reply."""
+        if (found := CALL.search(reply)) is not None:
+            self.act(found.group(0))
+        else:
+            self.problem = "your reply has no action"
+
+    def type_text(self, text: str) -> None:
+        """Write a text into the field that has the focus, and press Enter there."""
+        field = self._env.page.evaluate("() => document.activeElement?.getAttribute('bid') ?? null")
+        if field is None:
+            self.problem = "no field has the focus"
+            return
+        self.act(f"fill({json.dumps(field)}, {json.dumps(text)})")
+        if not self.is_over and not self.problem:
+            self.act(f"press({json.dumps(field)}, 'Enter')")
 
     def replay_oracle(self) -> None:
         """Do the actions of the task's oracle. Raises `ForeignRefusal` if one of them fails."""
@@ -163,6 +190,7 @@ def _write_film(folder: Path, name: str, frames: list[Any]) -> None:
 async def play_task(asked: dict[str, Any]) -> dict[str, Any]:
     """Play an episode: the page as text, the first action in each reply, until the task ends or a limit.
 
+    Typed, the policy first gets the goal alone, and each reply is written into the field that has the focus.
     Raises `ForeignRefusal` if the limit is reached before the page is open, which is not the policy's fault.
     """
     episode: BrowserEpisode = await in_browser(BrowserEpisode, asked["data"])
@@ -171,15 +199,15 @@ async def play_task(asked: dict[str, Any]) -> dict[str, Any]:
         async with asyncio.timeout(asked["seconds"]):
             await in_browser(episode.open_page)
             is_open = True
-            messages = [{"role": "system", "content": write_system(episode)}]
+            is_typed = asked["data"]["typed"]
+            take_reply = episode.type_text if is_typed else episode.take_reply
+            messages = [] if is_typed else [{"role": "system", "content": write_system(episode)}]
             while not episode.is_over:
-                messages.append({"role": "user", "content": write_page(episode)})
+                seen = episode.goal if is_typed and not messages else write_page(episode)
+                messages.append({"role": "user", "content": seen})
                 reply, _ = await asyncio.to_thread(ask_policy, asked, messages)
                 messages.append({"role": "assistant", "content": reply})
-                if (found := CALL.search(reply)) is not None:
-                    await in_browser(episode.act, found.group(0))
-                else:
-                    episode.problem = "your reply has no action"
+                await in_browser(take_reply, reply)
     except TimeoutError:
         reason = f"its limit of {asked['seconds']:g} s"
         if not is_open:

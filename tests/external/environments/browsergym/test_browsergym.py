@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -14,6 +16,10 @@ from tests.external.environments.conftest import ROOT, LibraryCommand
 from tests.external.environments.recorded_system import RecordedSystem
 from tests.system.test_environments import marked_processes
 from tests.system.test_parked import wait_for
+
+from openclaw_rl.store import exchanges
+from openclaw_rl.store.db import Store
+from openclaw_rl.store.episodes import turn_list
 
 WEB = str(ROOT / "tasks/web")
 LIMITS = ("--limit-seconds", "90", "--max-steps", "2")
@@ -37,6 +43,31 @@ def test_the_web_tasks_are_fit_and_played(command: LibraryCommand, tmp_path: Pat
     reasons = {episode.reason for episode in command.episodes("web")}
     assert reasons <= {"its limit of replies", "its context was too long"}, "the starter's context is small"
     command.assert_captured("web", steps=None)
+    command.assert_nothing_left()
+
+
+def test_replies_that_are_typed_need_no_actions(command: LibraryCommand, tmp_path: Path) -> None:
+    sys.path.insert(0, str(ROOT / "examples" / "environments"))
+    try:
+        importlib.import_module("starter_tracks").write_web_track(tmp_path / "track")
+    finally:
+        sys.path.pop(0)
+    source = f"browsergym:{tmp_path / 'track' / 'capital-France'}?typed=true"
+    assert "typed: expected true or false" in command.run("run", source.replace("true", "3")).stderr
+    checked = command.run("check", source, *LIMITS[:2])
+    assert checked.stdout.splitlines()[-1] == "1 tasks, 0 unfit", checked.stdout
+    found = command.play(
+        source, "typed", "--group", "6", "--parallel", "3", "--limit-seconds", "90", "--max-steps", "1"
+    )
+    assert (found["done"], found["void"]["count"]) == (6, 0), found
+    command.assert_captured("typed", steps=1)
+    with Store.open(command.system.config.store_path, create=False) as store, store.read() as conn:
+        for episode in command.episodes("typed"):
+            (row,) = turn_list.list_turns(conn, episode.id)
+            exchange = exchanges.get_many(conn, [row["id"]])[row["id"]]
+            assert [message["content"] for message in exchange.request.messages] == ["What is the capital of France?"]
+            lines = str(exchange.reply.message["content"]).splitlines()
+            assert episode.reward == any("Paris" in line and line.startswith("- ") for line in lines), lines
     command.assert_nothing_left()
 
 

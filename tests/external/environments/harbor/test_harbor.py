@@ -148,7 +148,7 @@ def test_what_cannot_be_played_is_refused_in_one_line(command: LibraryCommand) -
     source = f"harbor:{GREETING}"
     for options, words in (
         ((*TERMINUS, "--python", sys.executable), "python -m pip install 'harbor>=0.25,<0.26'"),
-        (("--agent", "claude-code"), "expected one of tools, text, plain, terminus-2, oracle, nop"),
+        (("--agent", "claude-code"), "expected one of tools, text, plain, program, terminus-2, oracle, nop"),
         (("--agent", "text"), "needs no --python"),
     ):
         done = command.run("run", source, *options)

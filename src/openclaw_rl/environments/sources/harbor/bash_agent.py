@@ -1,4 +1,4 @@
-"""Small agents that work in the box of a task: one bash tool, or replies whose text is a command."""
+"""Agents that work in the box of a task: one bash tool, replies whose text is a command, or a program of the user."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from openclaw_rl.environments.agents.chat_agent import AgentCall, ChatAgent, tool_message
-from openclaw_rl.environments.sources.harbor.task_box import TaskBox
+from openclaw_rl.environments.box_program import BoxAccess, BoxProgram
+from openclaw_rl.environments.sources.harbor.task_box import TaskBox, describe_failure
+from openclaw_rl.environments.types import EpisodeTicket
+from openclaw_rl.errors import OpenClawError
 from openclaw_rl.sandbox.box import CommandResult
 
 COMMAND_SECONDS = 120.0
 _SHOWN = 8000  # characters of a command's output that the model sees
 _MAX_REPLIES = 200
+_PROGRAM_ENDS = (0, 1)  # as for the source `command`: 1 is also an uncaught exception in Python
 _TOOL = {
     "type": "function",
     "function": {
@@ -48,6 +52,14 @@ class BoxAgent(Protocol):
 
     async def work_on(self, box: TaskBox, client: ChatAgent) -> None: ...
 
+    def box_access(self, ticket: EpisodeTicket) -> BoxAccess:
+        """Return what the box needs besides the task."""
+        ...
+
+
+class AgentProgramFailed(OpenClawError):
+    """Raised if a program in the box ended in a way that says nothing about the policy."""
+
 
 class ToolAgent:
     """For models that call tools: one tool, `bash`. A reply without a call ends the work."""
@@ -63,6 +75,10 @@ class ToolAgent:
                 return
             messages.append(reply.message)
             messages += [tool_message(call, await _answer_call(call, box)) for call in reply.calls]
+
+    def box_access(self, ticket: EpisodeTicket) -> BoxAccess:
+        """Return nothing: the agent works outside, and only commands run in the box."""
+        return BoxAccess()
 
 
 class TextAgent:
@@ -84,6 +100,32 @@ class TextAgent:
             if command in ("", "exit"):
                 return
             messages += [reply.message, {"role": "user", "content": await _run_shown(command, box)}]
+
+    def box_access(self, ticket: EpisodeTicket) -> BoxAccess:
+        """Return nothing: the agent works outside, and only commands run in the box."""
+        return BoxAccess()
+
+
+class ProgramAgent:
+    """A program of the user, such as mini-swe-agent, that runs in the box itself and asks the gateway for replies.
+
+    `granted`: further environment variables.
+    """
+
+    def __init__(self, program: BoxProgram, granted: Mapping[str, str]) -> None:
+        self._program, self._granted = program, granted
+
+    async def work_on(self, box: TaskBox, client: ChatAgent) -> None:
+        """Run the program until it ends. Raises `AgentProgramFailed` for an end that says nothing about the policy."""
+        env = {**box.plan.variables, **self._granted, "INSTRUCTION": box.folder.instruction}
+        seconds = box.sandbox.lifetime  # the time of the agent is the caller's
+        result = await self._program.run_in(box.box, client.ticket, cwd=box.plan.cwd, env=env, seconds=seconds)
+        if result.exit_code not in _PROGRAM_ENDS:
+            raise AgentProgramFailed(f"the program of the agent: {describe_failure(result)}")
+
+    def box_access(self, ticket: EpisodeTicket) -> BoxAccess:
+        """Return the gateway and the files of the program."""
+        return self._program.access_with(ticket)
 
 
 AGENTS: Mapping[str, BoxAgent] = MappingProxyType(

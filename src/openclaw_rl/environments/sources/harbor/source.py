@@ -91,7 +91,8 @@ class HarborRunner:
         await asyncio.to_thread(Path(folder).mkdir, 0o700)
         end = time.monotonic() + limits.seconds
         try:
-            box = TaskBox(folder=loaded, sandbox=self.sandbox, granted=self.granted)
+            access = self.agent.box_access(ticket)
+            box = TaskBox(folder=loaded, sandbox=self.sandbox, granted=self.granted, access=access)
         except UnfitTask as error:
             return void_outcome(f"the task cannot be played here: {error}")
         try:

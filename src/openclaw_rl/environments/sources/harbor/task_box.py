@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from openclaw_rl.environments.box_program import BoxAccess
 from openclaw_rl.environments.reward_file import read_reward_file
 from openclaw_rl.environments.sources.harbor.dockerfile import (
     BuildPlan,
@@ -50,12 +51,14 @@ class UnfitTask(Exception):
 class TaskBox:
     """A task with the boxes that it is played and verified in. Make one for each attempt.
 
-    `granted`: variables that the task may ask for. Raises `UnfitTask` when it is made, if no box can have the task.
+    `granted`: variables that the task may ask for. `access`: of the first box; the fresh one has none. Raises
+    `UnfitTask` when it is made, if no box can have the task.
     """
 
     folder: HarborFolder
     sandbox: SandboxConfig
     granted: Mapping[str, str] = field(default_factory=dict)
+    access: BoxAccess = field(default_factory=BoxAccess)
     plan: BuildPlan = field(init=False)
     box: Box = field(init=False)
     fixed_variables: dict[str, str] = field(init=False)
@@ -76,7 +79,7 @@ class TaskBox:
             fill_variables(settings.verifier.env | settings.solution.env, self.granted)
         except (DockerfileError, ConfigError, ValueError) as error:
             raise UnfitTask(str(error)) from None
-        self.box = self._new_box()
+        self.box = self._new_box(self.access)
         self.fixed_variables = {}
 
     async def open_box(self) -> None:
@@ -152,12 +155,14 @@ class TaskBox:
             variables["PATH"] = f"{BOX_PATH}:{variables['PATH']}"
         return variables
 
-    def _new_box(self) -> Box:
+    def _new_box(self, access: BoxAccess | None = None) -> Box:
         asked = self.folder.settings.environment
         memory = min(self.sandbox.memory, asked.memory_mebibytes or self.sandbox.memory)
         disk = min(self.sandbox.disk, asked.storage_mebibytes or self.sandbox.disk)
         folders = [folder for folder in self.plan.folders if folder not in ("/tmp", HOME_FOLDER)]
-        root = BoxRoot(writable=tuple(dict.fromkeys((*folders, *_OWN_FOLDERS))))
+        writable = tuple(dict.fromkeys((*folders, *_OWN_FOLDERS)))
+        given = access or BoxAccess()
+        root = BoxRoot(writable=writable, gateway=given.gateway, read_only=given.shown)
         return make_box(self.sandbox.model_copy(update={"memory": memory, "disk": disk}), root)
 
     async def _take_step(self, step: CopyStep | RunStep) -> None:

@@ -255,7 +255,15 @@ def read_code(tool: ToolSpec, folder: Path) -> str:
     return code
 
 
+def place_server(server: McpServer, folder: Path) -> McpServer:
+    """Return a server whose command has absolute paths where a word names a file in `folder`, the configuration's."""
+    files = [str(folder / word) if (folder / word).is_file() else word for word in server.command]
+    return server.model_copy(update={"command": tuple(files)})
+
+
 def config_digest(config: ToolConfig, folder: Path) -> str:
     """Return a digest of all that decides how calls are answered, with the code of files."""
     parts = [config.model_dump_json(exclude={"tasks", "request"}), *(read_code(tool, folder) for tool in config.tools)]
+    programs = [folder / word for server in config.mcp for word in server.command if (folder / word).is_file()]
+    parts += [hashlib.sha256(program.read_bytes()).hexdigest() for program in programs]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

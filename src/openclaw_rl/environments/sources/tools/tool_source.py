@@ -16,7 +16,7 @@ from openclaw_rl.environments.sources.tools.answer_checks import PythonCheck
 from openclaw_rl.environments.sources.tools.bfcl_rows import is_bfcl_file, read_bfcl_tasks
 from openclaw_rl.environments.sources.tools.mcp_bridge import McpBridge
 from openclaw_rl.environments.sources.tools.tool_box import ToolBroken
-from openclaw_rl.environments.sources.tools.tool_config import ToolConfig, config_digest
+from openclaw_rl.environments.sources.tools.tool_config import ToolConfig, config_digest, place_server
 from openclaw_rl.environments.sources.tools.tool_episode import (
     CallFormat,
     ChatFormat,
@@ -60,7 +60,8 @@ class ToolSetup:
 
     def make_bridge(self) -> McpBridge | None:
         """Return the way to the MCP servers, if there are any. Raises `ConfigError`."""
-        return McpBridge(self.config.mcp, self.python, self.search_path) if self.config.mcp else None
+        servers = [place_server(server, self.folder) for server in self.config.mcp]
+        return McpBridge(servers, self.python, self.search_path) if servers else None
 
     def make_world(self, http: aiohttp.ClientSession, bridge: McpBridge | None) -> ToolWorld:
         return ToolWorld(config=self.config, folder=self.folder, sandbox=self.sandbox, http=http, bridge=bridge)
