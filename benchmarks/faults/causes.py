@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.faults.client_log import Allowed, ClientLog, DamagedVersion
+from benchmarks.faults.environment_load import EnvironmentLoad
 from benchmarks.faults.live_system import FaultFinding, LiveSystem, wait_until
 from benchmarks.faults.small_disk import SmallDisk
 from sqlalchemy import select, update
@@ -36,6 +37,7 @@ class FaultScene:
     disk: SmallDisk | None = None  # the filesystem of the home, if it has one of its own
     version_disk: SmallDisk | None = None  # that of the policy versions
     clock_file: Path | None = None  # the offset that libfaketime reads
+    environment: EnvironmentLoad | None = None  # the runs of environments
     killed: set[int] = field(default_factory=set)
 
     async def kill(self, process: str) -> None:
