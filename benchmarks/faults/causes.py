@@ -52,7 +52,7 @@ class FaultScene:
 
 Cause = Callable[[FaultScene], AbstractAsyncContextManager[None]]
 Moment = Callable[[FaultScene], Awaitable[list[str]]]
-"""Waits for the moment at which a fault is caused. Returns what was wrong about it."""
+"""Waits for the moment at which a fault is caused, or looks after it. Returns what was wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +64,7 @@ class Fault:
     allows: Allowed = "nothing"
     seconds: float = 0.0  # how long the cause lasts; 0: it ends as soon as it began
     moment: Moment | None = None  # None: any
+    after: Moment | None = None  # what is checked when all workers run again, besides the invariants
     must_report: bool = False  # /readyz or `status` must name it while it lasts
     must_learn: bool = False  # a new version must follow its end
     starts_trainer: bool = False  # a trainer starts at its end: it loads torch and the model, after all users' requests

@@ -104,7 +104,6 @@ async def killed_runner(scene: FaultScene) -> AsyncIterator[None]:
         at = await load.kill_runner()
         scene.log.cuts.append(EpisodeCut(process="runner", run=load.run, at=at))
         await load.check_clean("the runner was killed")
-    await _check_outcome(scene)
     yield
 
 
@@ -115,7 +114,6 @@ async def killed_gateway(scene: FaultScene) -> AsyncIterator[None]:
     await scene.kill("gateway")
     scene.log.cuts.append(EpisodeCut(process="gateway", run=load.run, at=time.time()))
     yield
-    await _check_outcome(scene)
 
 
 def killed_part(name: str, find: Callable[[EnvironmentLoad], list[int]]) -> Cause:
@@ -129,7 +127,6 @@ def killed_part(name: str, find: Callable[[EnvironmentLoad], list[int]]) -> Caus
         at = time.time()
         cut = await asyncio.to_thread(episodes_after, scene.live, load.run, at - _LATE_SECONDS)
         await _wait_for_void(scene.live, name, cut, at)
-        await _check_outcome(scene)
         yield
 
     return cause
@@ -167,21 +164,19 @@ def episodes_after(live: LiveSystem, run: str, at: float) -> list[str]:
         return [id_ for id_ in conn.execute(query).scalars() if id_.startswith(f"{run}-")]
 
 
-async def _check_outcome(scene: FaultScene) -> None:
-    """Post the outcome of a random episode once more, and another outcome. Raises `FaultFinding`."""
+async def post_outcome_again(scene: FaultScene) -> list[str]:
+    """Post the outcome of a random episode once more, and another outcome. Return what was wrong."""
     with scene.live.store.read() as conn:
         query = select(schema.episodes.c.id).where(schema.episodes.c.outcome.is_not(None))
         ids = sorted(conn.execute(query).scalars())
-        if not ids:
-            return
-        episode = episodes.get_episode(conn, scene.rng.choice(ids))
-    assert episode is not None
+        episode = episodes.get_episode(conn, scene.rng.choice(ids)) if ids else None
+    if episode is None:
+        return []
     same = await asyncio.to_thread(_post_outcome, scene.live, episode.id, _outcome_body(episode))
     other = await asyncio.to_thread(_post_outcome, scene.live, episode.id, {"status": "done", "reward": 0.125})
-    if (same, other) != (200, 409):
-        raise FaultFinding(
-            f"the outcome of {episode.id}, posted again, got {same}, and another one {other}. Expected 200 and 409"
-        )
+    if (same, other) == (200, 409):
+        return []
+    return [f"the outcome of {episode.id}, posted again, got {same}, and another one {other}. Expected 200 and 409"]
 
 
 def _outcome_body(episode: Episode) -> dict[str, Any]:

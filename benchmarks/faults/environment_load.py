@@ -7,7 +7,6 @@ import contextlib
 import importlib
 import itertools
 import os
-import shutil
 import signal
 import sys
 import tempfile
@@ -55,22 +54,19 @@ def write_tracks(folder: Path) -> list[tuple[str, ...]]:
 class EnvironmentLoad:
     """Runs of `env run`, one after the other. A run whose runner was killed is continued by the next runner.
 
-    `sources`: arguments of one run each. `run`: the current or the last one.
+    `sources`: arguments of one run each. `run`: the current or the last one. `scratch`: the runners' folder for
+    temporary files, while `play_load` plays.
     """
 
     config: Config
     sources: Sequence[tuple[str, ...]]
-    scratch: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="faults-boxes-")))
-    """The runners' folder for temporary files."""
+    scratch: Path = field(init=False)
     run: str = ""
     _names: set[str] = field(default_factory=set)  # of boxes that were seen
     _process: asyncio.subprocess.Process | None = None
     _may_start: asyncio.Event = field(default_factory=asyncio.Event)
     _was_killed: bool = False
     _problems: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.scratch.chmod(0o711)  # boxes of root run as another user, who must be able to pass through
 
     @property
     def is_playing(self) -> bool:
@@ -188,12 +184,14 @@ async def play_load(load: EnvironmentLoad | None) -> AsyncIterator[None]:
     if load is None:
         yield
         return
-    task = asyncio.create_task(load.play_runs())
-    try:
-        yield
-    finally:
-        task.cancel()
-        done = await asyncio.gather(task, return_exceptions=True)
-        shutil.rmtree(load.scratch, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="faults-boxes-", ignore_cleanup_errors=True) as folder:
+        load.scratch = Path(folder)
+        load.scratch.chmod(0o711)  # boxes of root run as another user, who must be able to pass through
+        task = asyncio.create_task(load.play_runs())
+        try:
+            yield
+        finally:
+            task.cancel()
+            done = await asyncio.gather(task, return_exceptions=True)
     if isinstance(done[0], Exception):
         raise done[0]

@@ -270,17 +270,20 @@ def environment_plan(options: FaultOptions, folders: PlanFolders) -> FaultPlan |
             name="kill -9 of a runner",
             cause=environment_causes.killed_runner,
             moment=environment_causes.during_episode,
+            after=environment_causes.post_outcome_again,
         ),
         Fault(
             name="kill -9 of a box",
             cause=environment_causes.killed_part("box", environment_causes.box_processes),
             moment=environment_causes.during_box,
+            after=environment_causes.post_outcome_again,
         ),
         Fault(
             name="kill -9 of gateway during episodes",
             cause=environment_causes.killed_gateway,
             allows=allowed_answers("gateway"),
             moment=environment_causes.during_episode,
+            after=environment_causes.post_outcome_again,
         ),
     ]
     sources = write_tracks(folders.work / "environments" / "tasks")
@@ -292,6 +295,7 @@ def environment_plan(options: FaultOptions, folders: PlanFolders) -> FaultPlan |
                 name="kill -9 of a browser",
                 cause=environment_causes.killed_part("browser", environment_causes.browser_processes),
                 moment=environment_causes.during_browser,
+                after=environment_causes.post_outcome_again,
             )
         )
         sources = [one for track in sources for one in (track, environment_causes.browser_source())]

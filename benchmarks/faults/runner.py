@@ -105,6 +105,8 @@ class FaultRunner:
         scene.log.add_window(window)
         if fault.must_learn:
             problems += await self.check_learning()
+        if fault.after is not None:
+            problems += await fault.after(scene)
         problems += await asyncio.to_thread(self._check_invariants, window)
         outage = scene.log.longest_gap(window.began, window.recovered)
         if fault.allows == "nothing" and outage > self._outage_limit:

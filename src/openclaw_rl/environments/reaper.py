@@ -21,7 +21,7 @@ from typing import Any
 
 from openclaw_rl.common.gateway_address import running_address
 from openclaw_rl.environments.leftovers import remove_leftovers
-from openclaw_rl.environments.runner_lease import EpisodeLease, lease_folder, take_over_leases
+from openclaw_rl.environments.runner_lease import EpisodeLease, LeaseFolder, lease_folder, take_over_leases
 from openclaw_rl.errors import SandboxError
 from openclaw_rl.sandbox.box_lease import sweep_leases
 
@@ -33,16 +33,22 @@ _TIMEOUT = 10.0  # seconds of one request
 
 @contextlib.contextmanager
 def start_reaper(home: Path, run: str, key: str) -> Iterator[None]:
-    """Keep a process that cleans up if this one is killed within the block."""
+    """Keep a process that cleans up if this one is killed within the block, or leaves leases at its end.
+
+    It leaves the lease of an episode whose outcome the gateway did not take.
+    """
     command = [sys.executable, "-m", "openclaw_rl.environments.reaper"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, text=True) as process:
-        assert process.stdin is not None
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, text=True)
+    assert process.stdin is not None
+    try:
         process.stdin.write(json.dumps({"home": str(home), "run": run, "key": key}) + "\n")
         process.stdin.flush()
-        try:
-            yield
-        finally:
-            process.kill()  # a runner that gets here has cleaned up itself
+        yield
+    finally:
+        if not LeaseFolder(lease_folder(home, run)).read_leases():
+            process.kill()
+            process.wait()
+        process.stdin.close()
 
 
 def reap_leases(home: Path, key: str, *, seconds: float = 0.0) -> list[str]:
