@@ -1,6 +1,6 @@
 """`make faults`: causes faults in running systems under load, and checks that nothing acknowledged is lost.
 
-    python -m benchmarks.faults [--kills 6] [--each 1] [--seconds 5] [--plans processes,practice,wire]
+    python -m benchmarks.faults [--kills 6] [--each 1] [--seconds 5] [--plans processes,environments,wire]
 
 Exits with 1 if an invariant was violated. A run is repeated with the seed that it prints.
 """
@@ -48,7 +48,7 @@ def parse_arguments() -> argparse.Namespace:
         "--kills",
         type=int,
         default=6,
-        help="kill -9 over all processes; also during practice",
+        help="kill -9 over all processes; also during practice, and during episodes",
     )
     parser.add_argument("--each", type=int, default=1, help="times of each other fault")
     parser.add_argument("--seconds", type=float, default=5.0, help="how long a lasting cause lasts [5]")

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.faults.client_log import Allowed, ClientLog, DamagedVersion
+from benchmarks.faults.environment_load import EnvironmentLoad
 from benchmarks.faults.live_system import FaultFinding, LiveSystem, wait_until
 from benchmarks.faults.small_disk import SmallDisk
 from sqlalchemy import select, update
@@ -36,6 +37,7 @@ class FaultScene:
     disk: SmallDisk | None = None  # the filesystem of the home, if it has one of its own
     version_disk: SmallDisk | None = None  # that of the policy versions
     clock_file: Path | None = None  # the offset that libfaketime reads
+    environment: EnvironmentLoad | None = None  # the runs of environments
     killed: set[int] = field(default_factory=set)
 
     async def kill(self, process: str) -> None:
@@ -50,7 +52,7 @@ class FaultScene:
 
 Cause = Callable[[FaultScene], AbstractAsyncContextManager[None]]
 Moment = Callable[[FaultScene], Awaitable[list[str]]]
-"""Waits for the moment at which a fault is caused. Returns what was wrong about it."""
+"""Waits for the moment at which a fault is caused, or looks after it. Returns what was wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +64,7 @@ class Fault:
     allows: Allowed = "nothing"
     seconds: float = 0.0  # how long the cause lasts; 0: it ends as soon as it began
     moment: Moment | None = None  # None: any
+    after: Moment | None = None  # what is checked when all workers run again, besides the invariants
     must_report: bool = False  # /readyz or `status` must name it while it lasts
     must_learn: bool = False  # a new version must follow its end
     starts_trainer: bool = False  # a trainer starts at its end: it loads torch and the model, after all users' requests

@@ -74,6 +74,15 @@ class ForgottenLesson:
     at: float  # seconds since the epoch
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeCut:
+    """A kill at `at`, in seconds since the epoch, while the episodes of a run were played."""
+
+    process: Literal["runner", "gateway"]
+    run: str
+    at: float
+
+
 @dataclass(slots=True)
 class ClientLog:
     """What clients saw, and the faults of that time. With `file`, each entry is also written as a line of JSON."""
@@ -84,6 +93,7 @@ class ClientLog:
     windows: list[FaultWindow] = field(default_factory=list)
     damaged_versions: list[DamagedVersion] = field(default_factory=list)
     forgotten: list[ForgottenLesson] = field(default_factory=list)
+    cuts: list[EpisodeCut] = field(default_factory=list)
     damaged_rows: set[str] = field(default_factory=set)  # ids of exchanges whose rows were damaged on purpose
     finished: dict[str, str] = field(default_factory=dict)  # id -> text of each reply that came whole
     versions: set[int] = field(default_factory=set)  # that finished replies came from
@@ -116,6 +126,7 @@ class ClientLog:
             windows=list(self.windows),
             damaged_versions=list(self.damaged_versions),
             forgotten=list(self.forgotten),
+            cuts=list(self.cuts),
         )
 
     def requests_during(self, began: float, ended: float) -> Iterator[ClientRequest]:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.faults.client_log import ClientLog, ClientRequest, FaultWindow
+from benchmarks.faults.environment_invariants import check_episodes
 from benchmarks.faults.practice_invariants import check_head_state, check_practice
 from sqlalchemy import Connection, func, select
 
@@ -238,4 +239,5 @@ def check_store(
         *check_damaged_versions(conn, log),
         *check_head_state(conn),
         *check_practice(conn, config.practice, log.forgotten),
+        *check_episodes(conn, log.cuts),
     ]

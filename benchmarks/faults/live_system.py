@@ -16,6 +16,8 @@ from typing import Any
 from openclaw_rl.settings.load import Config
 from openclaw_rl.store import heartbeats
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.episodes import episodes
+from openclaw_rl.store.episodes.records import Episode
 from openclaw_rl.store.heartbeats import Heartbeat
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem
@@ -141,6 +143,10 @@ class LiveSystem:
             return _parse_object(error.read())
         except (OSError, ValueError):
             return {}
+
+    def read_episode(self, id: str) -> Episode | None:
+        with self.store.read() as conn:
+            return episodes.get_episode(conn, id)
 
     def head_version(self) -> int:
         with self.store.read() as conn:

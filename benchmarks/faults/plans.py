@@ -10,12 +10,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.faults import causes, practice_causes
+from benchmarks.faults import causes, environment_causes, practice_causes
 from benchmarks.faults.causes import Fault, allowed_answers
+from benchmarks.faults.environment_load import EnvironmentLoad, write_tracks
 from benchmarks.faults.live_system import PROCESSES, WORKERS
 from benchmarks.faults.runner import FaultPlan
 from benchmarks.faults.small_disk import SmallDisk
 
+from openclaw_rl.errors import SandboxError
+from openclaw_rl.sandbox.bubblewrap_args import find_bubblewrap
 from openclaw_rl.supervisor.subprocess_system import scratch_config
 
 HEARTBEAT_TIMEOUT = 15.0  # seconds; `run.heartbeat_timeout` of the plan in which workers hang
@@ -255,12 +258,61 @@ def practice_plan(options: FaultOptions, folders: PlanFolders) -> FaultPlan:
     return FaultPlan(name="practice", config=config, faults=faults, load=practice_causes.LOAD)
 
 
+def environment_plan(options: FaultOptions, folders: PlanFolders) -> FaultPlan | None:
+    """Kills of runner, box, browser and gateway while episodes are played; None without boxes."""
+    try:
+        find_bubblewrap()
+    except SandboxError as error:
+        folders.skipped["kills while episodes are played"] = str(error)
+        return None
+    kinds = [
+        Fault(
+            name="kill -9 of a runner",
+            cause=environment_causes.killed_runner,
+            moment=environment_causes.during_episode,
+            after=environment_causes.post_outcome_again,
+        ),
+        Fault(
+            name="kill -9 of a box",
+            cause=environment_causes.killed_part("box", environment_causes.box_processes),
+            moment=environment_causes.during_box,
+            after=environment_causes.post_outcome_again,
+        ),
+        Fault(
+            name="kill -9 of gateway during episodes",
+            cause=environment_causes.killed_gateway,
+            allows=allowed_answers("gateway"),
+            moment=environment_causes.during_episode,
+            after=environment_causes.post_outcome_again,
+        ),
+    ]
+    sources = write_tracks(folders.work / "environments" / "tasks")
+    if (why := environment_causes.missing_browser()) is not None:
+        folders.skipped["kill -9 of a browser"] = why
+    else:
+        kinds.append(
+            Fault(
+                name="kill -9 of a browser",
+                cause=environment_causes.killed_part("browser", environment_causes.browser_processes),
+                moment=environment_causes.during_browser,
+                after=environment_causes.post_outcome_again,
+            )
+        )
+        sources = [one for track in sources for one in (track, environment_causes.browser_source())]
+    faults = list(itertools.islice(itertools.cycle(kinds), options.kills))
+    random.Random(f"environments/{options.seed}").shuffle(faults)
+    config = scratch_config(folders.work / "environments" / "home", SETTINGS | environment_causes.SETTINGS)
+    load = EnvironmentLoad(config=config, sources=sources)
+    return FaultPlan(name="environments", config=config, faults=faults, load=environment_causes.LOAD, environment=load)
+
+
 PLANS = {
     "processes": process_plan,
     "disk": disk_plan,
     "plugins": plugin_plan,
     "clock": clock_plan,
     "practice": practice_plan,
+    "environments": environment_plan,
 }
 
 

@@ -15,6 +15,8 @@ from benchmarks.faults import invariants
 from benchmarks.faults.causes import Fault, FaultScene
 from benchmarks.faults.client_log import ClientLog, FaultWindow, open_log
 from benchmarks.faults.clients import USUAL_LOAD, CrowdLoad, crowd
+from benchmarks.faults.environment_invariants import check_all_ended, count_episodes
+from benchmarks.faults.environment_load import EnvironmentLoad, play_load
 from benchmarks.faults.live_system import FaultFinding, LiveSystem, wait_until
 from benchmarks.faults.small_disk import SmallDisk
 
@@ -56,6 +58,7 @@ class FaultPlan:
     disk: SmallDisk | None = None
     version_disk: SmallDisk | None = None
     clock_file: Path | None = None
+    environment: EnvironmentLoad | None = None
 
 
 @dataclass(slots=True)
@@ -92,6 +95,8 @@ class FaultRunner:
                 reported = await self._wait_for_report(fault)
         except (FaultFinding, OpenClawError) as error:
             problems.append(str(error))
+        if scene.environment is not None:
+            problems += scene.environment.take_problems()
         ended = time.time()
         if fault.must_report and not reported:
             problems.append("neither /readyz nor the doctor reported it")
@@ -100,6 +105,8 @@ class FaultRunner:
         scene.log.add_window(window)
         if fault.must_learn:
             problems += await self.check_learning()
+        if fault.after is not None:
+            problems += await fault.after(scene)
         problems += await asyncio.to_thread(self._check_invariants, window)
         outage = scene.log.longest_gap(window.began, window.recovered)
         if fault.allows == "nothing" and outage > self._outage_limit:
@@ -198,6 +205,8 @@ class FaultRunner:
             found.append(str(error).splitlines()[0])
         failures = Counter(invariants.check_answers(log.requests, log.windows)) - self._known_failures
         served = scene.live.read_readiness().get("version")
+        if scene.environment is not None:
+            found += scene.environment.take_problems()
         with scene.live.store.read() as conn:
             return [
                 *found,
@@ -205,6 +214,7 @@ class FaultRunner:
                 *invariants.check_reactions(conn, log.requests, log.damaged_rows),
                 *invariants.check_files(conn, scene.live.config.home_dir),
                 *invariants.check_head(conn, served),
+                *check_all_ended(conn),
                 *failures.elements(),
                 *invariants.check_outages(log.requests, log.windows),
             ]
@@ -213,8 +223,8 @@ class FaultRunner:
         """Return how much was checked."""
         log = self._scene.log
         with self._scene.live.store.read() as conn:
-            practised = practice_turns.count_all(conn)
-        return Counter(
+            practised, played = practice_turns.count_all(conn), count_episodes(conn)
+        return played + Counter(
             {
                 "replies": len(log.finished),
                 "reactions": sum(r.previous is not None and r.id is not None for r in log.requests),
@@ -247,11 +257,18 @@ async def run_plan(
     try:
         rng = random.Random(f"{seed}/{plan.name}")
         scene = FaultScene(
-            live=live, log=log, rng=rng, disk=plan.disk, version_disk=plan.version_disk, clock_file=plan.clock_file
+            live=live,
+            log=log,
+            rng=rng,
+            disk=plan.disk,
+            version_disk=plan.version_disk,
+            clock_file=plan.clock_file,
+            environment=plan.environment,
         )
         load = plan.load
         runner = FaultRunner(scene, recovery_limit, load.probe_pause)
-        async with crowd(live.system, load.users, log, pause=load.pause, probe_pause=load.probe_pause):
+        talk = crowd(live.system, load.users, log, pause=load.pause, probe_pause=load.probe_pause)
+        async with talk, play_load(plan.environment):
             await asyncio.sleep(3)
             for fault in plan.faults:
                 seen(fault.name, None)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from openclaw_rl.sandbox.box_lease import leases_folder, sweep_leases
+from openclaw_rl.sandbox.box_lease import leases_folder
 from openclaw_rl.store.db import Store
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_config
 
@@ -50,8 +50,9 @@ def test_a_task_is_checked_played_and_leaves_nothing(public_folder: Path, tmp_pa
         killed.send_signal(signal.SIGKILL)
         killed.communicate()
         end = time.monotonic() + 60
-        while list((home / "environments" / "runners").iterdir()) and time.monotonic() < end:
+        runners = home / "environments" / "runners"
+        while (list(runners.iterdir()) or list(leases_folder().iterdir())) and time.monotonic() < end:
             time.sleep(0.1)
-        assert list((home / "environments" / "runners").iterdir()) == []
-        sweep_leases()  # as the next owner of a box does
-        assert list(public_folder.glob("openclaw-[!r]*")) == []
+        assert list(runners.iterdir()) == []
+        assert list(leases_folder().iterdir()) == []
+        assert list(public_folder.iterdir()) == [leases_folder()]

@@ -99,15 +99,19 @@ def episodes_of_run(conn: Any, run: str) -> list[Any]:
     return [episodes.get_episode(conn, row.id) for row in rows]
 
 
-def marked_processes(scratch: Path) -> list[int]:
+def marked_processes(scratch: Path, variable: str = "EPISODE_FOLDER") -> list[int]:
     found = []
     for entry in Path("/proc").iterdir():
         try:
-            if entry.name.isdigit() and f"EPISODE_FOLDER={scratch}".encode() in (entry / "environ").read_bytes():
+            if entry.name.isdigit() and f"{variable}={scratch}".encode() in (entry / "environ").read_bytes():
                 found.append(int(entry.name))
         except OSError:
             pass
     return found
+
+
+def is_reaper(pid: int) -> bool:
+    return b"environments.reaper" in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 @pytest.fixture
@@ -183,8 +187,7 @@ def test_what_a_runner_and_its_reaper_left_is_cleaned_up_by_the_next_run(command
     process = command.start("--group", "2", "--parallel", "2", "--run", "both", "--unchecked")
     wait_for(lambda: len(marked_processes(command.scratch)) >= 4)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    reapers = [pid for pid in children if b"environments.reaper" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    os.kill(int(reapers[0]), signal.SIGKILL)
+    os.kill(next(pid for pid in map(int, children) if is_reaper(pid)), signal.SIGKILL)
     process.kill()
     process.communicate()
     assert marked_processes(command.scratch)
@@ -226,6 +229,24 @@ def test_episodes_of_a_gateway_that_died_are_void(command: EnvironmentCommand) -
         assert episode.outcome == "void"
         assert episode.reason.startswith("the gateway was restarted during the episode")
     command.assert_nothing_left()
+
+
+def test_a_runner_whose_gateway_stays_away_leaves_nothing(tmp_path: Path) -> None:
+    config = scratch_config(tmp_path / "home", {"train.method": "groups"})
+    with SubprocessSystem(config) as system:
+        command = EnvironmentCommand(system, tmp_path)
+        command.write_tasks({"id": "g", "seconds": 2, "daemon": True})
+        process = command.start("--group", "2", "--parallel", "2", "--run", "gone", "--unchecked")
+        wait_for(lambda: len(marked_processes(command.scratch)) >= 2)
+    assert process.wait(timeout=100) == 1
+    assert marked_processes(command.scratch) == []
+    assert list(command.scratch.glob("openclaw-*")) == []
+    assert list((command.home / "environments" / "runners").glob("gone/*.json")), "the reaper posts their outcomes"
+    reapers = [pid for pid in marked_processes(command.scratch, "TMPDIR") if is_reaper(pid)]
+    assert len(reapers) == 1
+    os.kill(reapers[0], signal.SIGKILL)
+    _, err = process.communicate()
+    assert "did not answer" in err
 
 
 WORKER = """

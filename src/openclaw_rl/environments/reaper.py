@@ -1,4 +1,4 @@
-"""Cleans up after runners that were killed: processes, folders, leases; their episodes become void.
+"""Cleans up after runners that were killed: processes, folders, boxes, leases; their episodes become void.
 
 Each runner starts this module as a process of its own, which waits for the runner's end: `python -m
 openclaw_rl.environments.reaper`, with home, run and API key as a JSON line on stdin, which the runner keeps open.
@@ -21,7 +21,9 @@ from typing import Any
 
 from openclaw_rl.common.gateway_address import running_address
 from openclaw_rl.environments.leftovers import remove_leftovers
-from openclaw_rl.environments.runner_lease import EpisodeLease, lease_folder, take_over_leases
+from openclaw_rl.environments.runner_lease import EpisodeLease, LeaseFolder, lease_folder, take_over_leases
+from openclaw_rl.errors import SandboxError
+from openclaw_rl.sandbox.box_lease import sweep_leases
 
 KILLED = "the runner was killed"
 _GATEWAY_SECONDS = 60.0  # for a gateway that is restarted meanwhile; after it, the episode expires by itself
@@ -31,16 +33,22 @@ _TIMEOUT = 10.0  # seconds of one request
 
 @contextlib.contextmanager
 def start_reaper(home: Path, run: str, key: str) -> Iterator[None]:
-    """Keep a process that cleans up if this one is killed within the block."""
+    """Keep a process that cleans up if this one is killed within the block, or leaves leases at its end.
+
+    It leaves the lease of an episode whose outcome the gateway did not take.
+    """
     command = [sys.executable, "-m", "openclaw_rl.environments.reaper"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, text=True) as process:
-        assert process.stdin is not None
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, text=True)
+    assert process.stdin is not None
+    try:
         process.stdin.write(json.dumps({"home": str(home), "run": run, "key": key}) + "\n")
         process.stdin.flush()
-        try:
-            yield
-        finally:
-            process.kill()  # a runner that gets here has cleaned up itself
+        yield
+    finally:
+        if not LeaseFolder(lease_folder(home, run)).read_leases():
+            process.kill()
+            process.wait()
+        process.stdin.close()
 
 
 def reap_leases(home: Path, key: str, *, seconds: float = 0.0) -> list[str]:
@@ -85,7 +93,7 @@ def _end_episode(home: Path, key: str, lease: EpisodeLease, seconds: float) -> N
 
 
 def main() -> None:
-    """Wait until stdin closes, that is, until the runner has ended; then clean up after it."""
+    """Wait until stdin closes, that is, until the runner has ended; then clean up after it and its boxes."""
     given: dict[str, Any] = json.loads(sys.stdin.readline() or "{}")
     if not given:
         return
@@ -95,6 +103,8 @@ def main() -> None:
     while lease_folder(home, given["run"]).exists() and time.monotonic() < end:
         reap_leases(home, given["key"], seconds=_GATEWAY_SECONDS)
         time.sleep(0.1)
+    with contextlib.suppress(SandboxError):  # others can write to the folder of the leases: the next owner says so
+        sweep_leases()
 
 
 if __name__ == "__main__":

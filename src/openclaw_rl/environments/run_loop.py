@@ -54,8 +54,8 @@ class EpisodeLoop:
         """Play every episode of the plan. `continued`: those that have ended already are left out.
 
         Raises `OpenClawError` if the gateway refuses an episode or does not answer, or if one episode after another is
-        void. Whatever ends it, also a cancellation: no process or folder is left, and, if the gateway answers, no
-        running episode.
+        void. Whatever ends it, also a cancellation: no process or folder is left. A running episode is left only if the
+        gateway did not take its outcome; its lease is then left to the reaper.
         """
         ended = await self._list_ended() if continued else {}
         todo = self._start_with_ended(ended)
@@ -112,6 +112,9 @@ class EpisodeLoop:
             outcome = await self._play_episode(episode, folder)
         except asyncio.CancelledError:
             await asyncio.shield(self._end_episode(episode, folder, void_outcome("the run was interrupted")))
+            raise
+        except OpenClawError:  # the gateway refused it or is away: the reaper posts the outcome
+            await asyncio.shield(asyncio.to_thread(remove_leftovers, folder))
             raise
         await asyncio.shield(self._end_episode(episode, folder, outcome))
         return outcome

@@ -6,13 +6,13 @@ import abc
 import asyncio
 import re
 import shlex
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
 from openclaw_rl.errors import SandboxError
 from openclaw_rl.sandbox.archives import check_box_path, pack_source, unpack_untrusted
 from openclaw_rl.sandbox.box import WORK_FOLDER, BoxLimits, BoxRoot, CommandResult
+from openclaw_rl.sandbox.box_lease import leased_folder
 from openclaw_rl.sandbox.output_buffer import OutputBuffer, OutputFile, OutputReceiver
 
 BOX_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -65,19 +65,19 @@ class CommandBox(abc.ABC):
 
     async def put(self, source: Path, at: str) -> None:
         target = PurePosixPath(check_box_path(at))
-        with tempfile.TemporaryDirectory() as folder:
-            archive = Path(folder) / "archive.tar"
+        with leased_folder() as folder:
+            archive = folder / "archive.tar"
             is_folder = await asyncio.to_thread(pack_source, source, target.name, archive)
             await self._unpack(archive, str(target if is_folder else target.parent))
 
     async def get(self, at: str, to: Path) -> None:
         path = PurePosixPath(check_box_path(at))
-        folder, name = shlex.quote(str(path.parent)), shlex.quote(f"./{path.name}")
+        parent, name = shlex.quote(str(path.parent)), shlex.quote(f"./{path.name}")
         command = (
-            f"if [ -d {shlex.quote(at)} ]; then tar -C {shlex.quote(at)} -cf - .; else tar -C {folder} -cf - {name}; fi"
+            f"if [ -d {shlex.quote(at)} ]; then tar -C {shlex.quote(at)} -cf - .; else tar -C {parent} -cf - {name}; fi"
         )
-        with tempfile.TemporaryDirectory() as spool:
-            archive = Path(spool) / "archive.tar"
+        with leased_folder() as folder:
+            archive = folder / "archive.tar"
             await self._save_output(command, archive)
             with archive.open("rb") as file:
                 await asyncio.to_thread(unpack_untrusted, file, to, self.limits.disk)

@@ -1,7 +1,8 @@
 """Leases of boxes: a locked folder for each box, so that what a dead owner left is found and removed.
 
 The processes of a box and its files (in memory) end with their owner by themselves. The folder of its pipes and its
-control groups stay; the kernel releases the lock of a dead owner, and the next owner removes them.
+control groups stay; the kernel releases the lock of a dead owner, and the next owner removes them. A lease whose
+control groups cannot be removed yet is kept for the next owner, too.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import stat
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -28,6 +30,7 @@ from openclaw_rl.sandbox.control_groups import (
     find_parents,
     make_groups,
     plan_groups,
+    remove_abandoned,
     remove_groups,
 )
 
@@ -62,8 +65,10 @@ class BoxLease:
     def acquire(cls, box_user: int) -> BoxLease:
         folder = leases_folder() / secrets.token_hex(8)
         folder.mkdir(mode=0o711)
-        lock = os.open(folder / LOCK_FILE, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        begun = folder / f".{LOCK_FILE}"
+        lock = os.open(begun, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        begun.rename(folder / LOCK_FILE)  # locked when it appears: a sweep takes what it can lock
         return cls(folder, box_user, lock)
 
     def write_groups(self, groups: list[Path]) -> None:
@@ -71,7 +76,7 @@ class BoxLease:
         (self.folder / GROUPS_FILE).write_text("\n".join(map(str, groups)))
 
     def release(self) -> None:
-        """Remove the control groups and the folder. May be called again."""
+        """Remove the control groups and the folder, or leave both to the next owner. May be called again."""
         if self._lock >= 0:
             _remove_lease(self.folder)
             os.close(self._lock)
@@ -88,7 +93,7 @@ def usable_parents() -> GroupParents:
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env={}) as process:
         try:
             make_groups(parents, lease.folder.name, BoxLimits())
-            add_processes(groups, [process.pid])
+            add_processes([group for group in groups if group.exists()], [process.pid])
         except OSError:
             return GroupParents(parents.version, {})
         finally:
@@ -97,12 +102,24 @@ def usable_parents() -> GroupParents:
     return parents
 
 
+@contextlib.contextmanager
+def leased_folder() -> Iterator[Path]:
+    """Yield a new temporary folder; the next owner of a box removes it if this process is killed meanwhile."""
+    lease = BoxLease.acquire(os.geteuid())
+    try:
+        lease.folder.chmod(0o700)
+        yield lease.folder
+    finally:
+        lease.release()
+
+
 def sweep_leases() -> int:
-    """Remove what dead owners left; return the number of their boxes."""
+    """Remove what dead owners left; return the number of leases that were removed."""
     removed = 0
     for folder in leases_folder().iterdir():
         with contextlib.suppress(OSError):  # another owner is removing it, or it is in use
             removed += _sweep_lease(folder)
+    remove_abandoned(find_parents(), {folder.name for folder in leases_folder().iterdir()})
     return removed
 
 
@@ -116,15 +133,11 @@ def _sweep_lease(folder: Path) -> bool:
     try:
         lock = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
-        if time.time() - folder.stat().st_mtime > _UNLOCKED_SECONDS:
-            _remove_lease(folder)
-            return True
-        return False
+        return time.time() - folder.stat().st_mtime > _UNLOCKED_SECONDS and _remove_lease(folder)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError: its owner lives
         _kill_half_open(folder.name)
-        _remove_lease(folder)
-        return True
+        return _remove_lease(folder)
     finally:
         os.close(lock)
 
@@ -141,8 +154,10 @@ def _kill_half_open(name: str) -> None:
                 os.kill(int(file.parent.name), signal.SIGKILL)
 
 
-def _remove_lease(folder: Path) -> None:
+def _remove_lease(folder: Path) -> bool:
+    """Remove the control groups, then the folder, which names them. Return whether that was possible."""
     groups = folder / GROUPS_FILE
-    if groups.exists():
-        remove_groups([Path(line) for line in groups.read_text().splitlines()])
+    if groups.exists() and not remove_groups([Path(line) for line in groups.read_text().splitlines()]):
+        return False
     shutil.rmtree(folder, ignore_errors=True)
+    return True

@@ -207,7 +207,7 @@ class BubblewrapBox(CommandBox):
         self._lease.write_groups(groups)
         held = make_groups(parents, self._lease.folder.name, self.limits)
         self.held_limits = {{"memory": "memory", "pids": "processes"}[controller] for controller in held}
-        return groups
+        return [group for group in groups if group.exists()]
 
     def _start_process(self, program: Path, args: list[str]) -> subprocess.Popen[bytes]:
         """Start bubblewrap with an empty environment: process 1 shows its own, and its arguments, to all in the box."""

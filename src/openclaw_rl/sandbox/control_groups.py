@@ -6,9 +6,11 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from openclaw_rl.errors import SandboxError
 from openclaw_rl.sandbox.box import BoxLimits
 
 MOUNT = Path("/sys/fs/cgroup")
@@ -18,6 +20,7 @@ _LIMIT_FILES: dict[int, dict[str, tuple[str, ...]]] = {
     1: {"memory": ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes"), "pids": ("pids.max",)},
 }
 _REMOVAL_SECONDS = 2.0  # seconds until processes that were killed have left their group
+_ABANDONED_SECONDS = 60.0  # seconds after which an empty group without a lease belongs to nobody
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +79,18 @@ def make_groups(parents: GroupParents, name: str, limits: BoxLimits) -> set[str]
 
 
 def add_processes(groups: list[Path], pids: list[int]) -> None:
-    """Move processes to the groups that were made; what they start later is in them, too."""
+    """Move processes to existing groups; what they start later is in them, too.
+
+    Raises `SandboxError` if a group is gone: its limits would not hold.
+    """
     for group in groups:
-        if group.exists():
-            for pid in pids:
-                with contextlib.suppress(ProcessLookupError):  # it has ended
-                    _write_file(group / "cgroup.procs", str(pid))
+        for pid in pids:
+            try:
+                _write_file(group / "cgroup.procs", str(pid))
+            except FileNotFoundError as error:
+                raise SandboxError(f"the control group {group} was removed while the box was opened") from error
+            except ProcessLookupError:  # it has ended
+                continue
 
 
 def process_tree(pid: int) -> list[int]:
@@ -93,8 +102,11 @@ def process_tree(pid: int) -> list[int]:
     return [pid, *(below for child in children for below in process_tree(int(child)))]
 
 
-def remove_groups(groups: list[Path]) -> None:
-    """Kill what is left in the groups and remove them."""
+def remove_groups(groups: list[Path]) -> bool:
+    """Kill what is left in the groups and remove them. Return whether all are gone.
+
+    A process that was killed needs a moment of processor time to end, and longer than this waits on a busy machine.
+    """
     until = time.monotonic() + _REMOVAL_SECONDS
     for group in groups:
         while group.is_dir():
@@ -107,6 +119,20 @@ def remove_groups(groups: list[Path]) -> None:
             if time.monotonic() > until:
                 break
             time.sleep(0.005)
+    return not any(group.is_dir() for group in groups)
+
+
+def remove_abandoned(parents: GroupParents, leased: Collection[str]) -> None:
+    """Remove the groups of boxes that have no lease and hold no process. `leased`: names of the boxes with a lease.
+
+    They are left if the folder of a lease was removed by other means, such as a cleaner of temporary files.
+    """
+    for parent in set(parents.folders.values()):
+        for group in parent.glob(f"{NAME_PREFIX}*"):
+            with contextlib.suppress(OSError):  # it holds processes, or another owner is removing it
+                age = time.time() - group.stat().st_mtime
+                if group.name.removeprefix(NAME_PREFIX) not in leased and age > _ABANDONED_SECONDS:
+                    group.rmdir()
 
 
 def _write_file(path: Path, value: str) -> None:

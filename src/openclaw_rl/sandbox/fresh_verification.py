@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 from openclaw_rl.errors import SandboxError
 from openclaw_rl.sandbox.archives import check_box_path
 from openclaw_rl.sandbox.box import WORK_FOLDER, Box, CommandResult
+from openclaw_rl.sandbox.box_lease import leased_folder
 
 PLANTED_NAMES = (
     "__pycache__", "conftest.py", "pytest.ini", ".pytest.ini", "sitecustomize.py", "usercustomize.py", "*.pth"
@@ -62,8 +62,8 @@ async def move_to_fresh_box(used: Box, fresh: Box, plan: Verification) -> None:
 
     Raises `SandboxError` if a copy fails.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        archive = Path(folder) / "carried.tar"
+    with leased_folder() as folder:
+        archive = folder / "carried.tar"
         try:
             await used.save_archive(plan.carried, archive)
         finally:
