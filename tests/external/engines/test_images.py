@@ -107,9 +107,13 @@ def ask(site: Site, messages: list[Any], **more: Any) -> Exchange:
     return site.last()
 
 
-def reference(folder: Path, text: str, images: list[Image.Image], response: list[int]) -> tuple[list[int], np.ndarray]:
+def reference(
+    folder: Path, messages: list[Any], images: list[Image.Image], response: list[int]
+) -> tuple[list[int], np.ndarray]:
     """The prompt ids by the processor, and [R] log softmax(logits / T) of the response by a forward pass."""
     processor = AutoProcessor.from_pretrained(folder)
+    plain = [m | {"content": [_template_part(p) for p in _parts(m)]} for m in messages]
+    text = processor.apply_chat_template(plain, add_generation_prompt=True)
     inputs = processor(text=[text], images=[images], return_tensors="pt")
     model = Idefics3ForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
     prompt = inputs.pop("input_ids")
@@ -125,28 +129,29 @@ def reference(folder: Path, text: str, images: list[Image.Image], response: list
     return prompt[0].tolist(), rows.gather(1, torch.tensor(response)[:, None])[:, 0].numpy()
 
 
-def rendered(*turns: tuple[str, str]) -> str:
-    said = "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in turns)
-    return said + "<|im_start|>assistant\n"
+def _parts(message: dict[str, Any]) -> list[dict[str, Any]]:
+    content = message["content"]
+    return [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
+
+
+def _template_part(part: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "image"} if part["type"] == "image_url" else part
 
 
 def test_a_reply_to_an_image_is_captured_as_it_was_sampled(site: Site, folder: Path) -> None:
     one, two = picture(3), picture(7)
     conversation = [user("What is this?", one), {"role": "assistant", "content": "A dog."}, user("And this?", two)]
-    text = rendered(
-        ("user", f"What is this?{IMAGE_TOKEN}"), ("assistant", "A dog."), ("user", f"And this?{IMAGE_TOKEN}")
-    )
     for stream in (False, True):
         found = ask(site, conversation, stream=stream)
         assert found.reply is not None
         sampled = found.reply.response_ids.tolist()
         assert len(sampled) == 12 or sampled[-1] in site.renderer.stop_token_ids
-        prompt, logprobs = reference(folder, text, [one, two], sampled)
+        prompt, logprobs = reference(folder, conversation, [one, two], sampled)
         assert found.request.prompt_ids.tolist() == prompt
         image = site.renderer.tokenizer.backend.token_to_id(IMAGE_TOKEN)
         assert prompt.count(image) == 2 * IMAGE_TOKENS
         np.testing.assert_allclose(found.reply.logprobs, logprobs, atol=1e-4)
-        _, other = reference(folder, text, [two, one], sampled)
+        _, other = reference(folder, conversation, [two, one], sampled)
         assert np.abs(other - logprobs).max() > 1e-2, "the reference tells the images apart"
         with site.store.read() as conn:
             turn = turns.get(conn, found.request.id)
@@ -155,9 +160,10 @@ def test_a_reply_to_an_image_is_captured_as_it_was_sampled(site: Site, folder: P
 
 
 def test_text_goes_as_token_ids(site: Site) -> None:
-    """The gateway's own template, and the turn is trained on."""
-    found = ask(site, [{"role": "user", "content": "hello"}])
-    assert found.request.prompt_ids.tolist() == site.renderer.tokenizer.encode(rendered(("user", "hello"))).tolist()
+    """By the gateway's own renderer, and the turn is trained on."""
+    messages = [{"role": "user", "content": "hello"}]
+    found = ask(site, messages)
+    assert found.request.prompt_ids.tolist() == site.renderer.render(messages).prompt_ids.tolist()
     with site.store.read() as conn:
         turn = turns.get(conn, found.request.id)
     assert turn is not None
