@@ -36,7 +36,7 @@ class VllmDouble:
         self.routes: Mapping[str, Any] = {
             "/v1/completions": self._completions,
             "/v1/chat/completions": self._chat,
-            "/v1/chat/completions/render": self._render,
+            "/tokenize": self._tokenize,
             "/v1/load_lora_adapter": self._load,
             "/v1/unload_lora_adapter": self._unload,
             "/pause": self._plain,
@@ -144,11 +144,11 @@ class VllmDouble:
             return await self._stream(request, body, version)
         return web.json_response({"choices": [self._whole(body, version)]})
 
-    async def _render(self, request: web.Request) -> web.Response:
+    async def _tokenize(self, request: web.Request) -> web.Response:
         body = await self._body(request)
         if not self.reads_images:
             return _refused(400, f"{body['model']} is not a multimodal model")
-        return web.json_response({"token_ids": self.rendered, "features": {"kwargs_data": None}})
+        return web.json_response({"tokens": self.rendered})
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         """As `/v1/completions` does, in the shape of a chat."""

@@ -84,8 +84,8 @@ def test_the_engine_gets_roles_parts_and_images_that_it_knows() -> None:
     }
     assert {key: body.get(key) for key in expected} == expected
     assert "prompt" not in body
-    rendered = chat_api.render_body("m", CONVERSATION)
-    assert (rendered["messages"], rendered["mm_payload"]) == (body["messages"], "none")
+    asked = chat_api.tokenize_body("m", CONVERSATION)
+    assert asked == {key: body[key] for key in ("model", "messages", "tools", "chat_template_kwargs")}
 
 
 def test_events_are_those_of_a_text_reply() -> None:
@@ -127,9 +127,9 @@ def test_the_probe_is_an_image() -> None:
     assert read_header(base64.b64decode(url.split(",")[1])) == ImageHeader("image/png", 64, 64)
 
 
-@pytest.mark.parametrize("answer", [None, [], {}, {"token_ids": []}, {"token_ids": ["a"]}])
+@pytest.mark.parametrize("answer", [None, [], {}, {"tokens": []}, {"tokens": ["a"]}])
 def test_an_answer_without_ids_is_refused(answer: Any) -> None:
-    with pytest.raises(EngineError, match=r"needs vLLM 0\.32 or newer"):
+    with pytest.raises(EngineError, match="expected a vLLM server"):
         chat_api.rendered_ids(answer)
 
 

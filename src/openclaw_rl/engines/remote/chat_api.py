@@ -22,7 +22,7 @@ from openclaw_rl.errors import EngineError
 from openclaw_rl.types import Ids, Message
 
 CHAT_PATH = "/v1/chat/completions"
-RENDER_PATH = "/v1/chat/completions/render"
+TOKENIZE_PATH = "/tokenize"
 _ROLE_ALIASES = {"developer": "system", "function": "tool"}
 _KEPT_KEYS = ("name", "tool_calls", "tool_call_id")
 _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
@@ -55,9 +55,9 @@ class _ChatResponse(msgspec.Struct):
 _response_decoder = msgspec.json.Decoder(_ChatResponse)
 
 
-def render_body(model: str, prompt: ImagePrompt) -> dict[str, Any]:
-    """Return the request that renders a conversation to token ids, without the pixels in the answer."""
-    return _conversation_fields(prompt) | {"model": model, "max_tokens": 1, "mm_payload": "none"}
+def tokenize_body(model: str, prompt: ImagePrompt) -> dict[str, Any]:
+    """Return the request that renders a conversation to token ids, the places of its images included."""
+    return _conversation_fields(prompt) | {"model": model}
 
 
 def streaming_body(generation: ImageGeneration, *, model: str, limit: int) -> dict[str, Any]:
@@ -66,14 +66,15 @@ def streaming_body(generation: ImageGeneration, *, model: str, limit: int) -> di
     made = completions_api.request_body(model, (), sampling, limit=limit, stop=generation.stop_token_ids)
     del made["prompt"]
     made |= {"logprobs": True, "top_logprobs": top, "stream": True, "stream_options": {"include_usage": True}}
+    if generation.prompt.tools:
+        made["tool_choice"] = "none"  # the model sees the tools, and vLLM parses no calls
     return made | _conversation_fields(generation.prompt)
 
 
 def _conversation_fields(prompt: ImagePrompt) -> dict[str, Any]:
-    """Return the fields of a conversation. `tool_choice: none` shows the model the tools, and parses no calls."""
     out: dict[str, Any] = {"messages": [_engine_message(m, prompt.images) for m in prompt.messages]}
     if prompt.tools:
-        out |= {"tools": list(prompt.tools), "tool_choice": "none"}
+        out["tools"] = list(prompt.tools)
     return out | {"chat_template_kwargs": dict(prompt.variables)} if prompt.variables else out
 
 
@@ -96,10 +97,10 @@ def _engine_part(part: Any, images: Mapping[str, str]) -> dict[str, Any]:
 
 
 def rendered_ids(answer: Any) -> list[int]:
-    """Return the token ids of an answer of `RENDER_PATH`. Raises `EngineError` if it has another shape."""
-    ids = answer.get("token_ids") if isinstance(answer, dict) else None
+    """Return the token ids of an answer of `TOKENIZE_PATH`. Raises `EngineError` if it has another shape."""
+    ids = answer.get("tokens") if isinstance(answer, dict) else None
     if not isinstance(ids, list) or not ids or not all(type(i) is int for i in ids):
-        raise EngineError(f"the engine's answer of {RENDER_PATH} has no token ids; it needs vLLM 0.32 or newer")
+        raise EngineError(f"the engine's answer of {TOKENIZE_PATH} has no token ids; expected a vLLM server")
     return ids
 
 

@@ -137,8 +137,8 @@ class VllmEngine(RemoteEngine):
         return np.array(await self._render_chat(prompt), dtype=np.int32)
 
     async def _render_chat(self, prompt: ImagePrompt) -> list[int]:
-        asked = chat_api.render_body(self._base_name, prompt)
-        return chat_api.rendered_ids(await self.http.call_json("POST", chat_api.RENDER_PATH, asked))
+        asked = chat_api.tokenize_body(self._base_name, prompt)
+        return chat_api.rendered_ids(await self.http.call_json("POST", chat_api.TOKENIZE_PATH, asked))
 
     async def _request_choice(self, asked: dict[str, Any]) -> completions_api.CompletionChoice:
         """Return the choice of an answer that is not streamed."""
