@@ -45,8 +45,10 @@ SETTINGS = {
 class World:
     """A train loop whose trainer is another program."""
 
-    def __init__(self, store: Store, builder: SampleBuilder, folder: Path) -> None:
-        self.config = from_flat(SETTINGS | {"home": str(folder)})
+    def __init__(
+        self, store: Store, builder: SampleBuilder, folder: Path, settings: dict[str, Any] | None = None
+    ) -> None:
+        self.config = from_flat(SETTINGS | {"home": str(folder)} | (settings or {}))
         self.store, self._builder = store, builder
         self.trainer, self.loop = self.start()
 
