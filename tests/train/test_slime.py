@@ -8,6 +8,7 @@ import threading
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from tests.train.test_external_trainer import World
 from openclaw_rl.engines.remote import server_process, trainer_weights
 from openclaw_rl.other_trainers.batch_stream import BatchStream, StreamEnded
 from openclaw_rl.other_trainers.slime import interface, teacher
-from openclaw_rl.other_trainers.slime.batch_feed import FeedUnfit
+from openclaw_rl.other_trainers.slime.batch_feed import BatchFeed, FeedUnfit
 from openclaw_rl.other_trainers.slime.options import SlimeOptions
 from openclaw_rl.other_trainers.slime.rollout import close_feeds, generate_rollout
 from openclaw_rl.other_trainers.slime.weight_update import WeightsNotKept, publish_weights
@@ -187,6 +188,26 @@ def test_a_new_run_must_begin_with_the_weights_of_the_head(start: Start, store: 
         right.update_weights(seed=2)
         close_feeds()
     assert world.used() == {1: given[:4], 2: given[4:]}
+
+
+def test_slime_may_be_started_first(start: Start, store: Store, fill: Fill) -> None:
+    given = fill(store, 4)
+    world, run = start()
+    world.trainer.close()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(run.generate)
+        time.sleep(0.3)
+        assert not waiting.done()
+        world.trainer, world.loop = world.start()
+        with world.in_background():
+            assert [sample.metadata["turn"] for sample in waiting.result(30)] == given
+            close_feeds()
+
+
+def test_without_a_system_slime_says_what_to_start(tmp_path: Path) -> None:
+    options = SlimeOptions.from_args(slime_arguments(tmp_path, tmp_path))
+    with pytest.raises(StreamEnded, match=r"train\.trainer: external"):
+        BatchFeed(options, connect_seconds=0.1)
 
 
 def test_missing_samples_are_filled_up_without_a_gradient(start: Start, store: Store, fill: Fill) -> None:

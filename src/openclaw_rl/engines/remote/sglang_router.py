@@ -70,7 +70,7 @@ class SglangRouterEngine(SglangEngine):
         others = {self._name_of(tag) for tag in tags} - {held.weights or BASE_WEIGHTS}
         if not others or not self.connected:
             return
-        self._weight_lock = WeightLock(None, self._swap_full_weights)  # find out anew what the server has
+        self._weight_lock = WeightLock(None, self._swap_full_weights)  # its name is read again
         raise EngineGone(f"the trainer loaded {_in_words(others.pop())} during a reply on {_in_words(held.weights)}")
 
     def _name_of(self, tag: str | None) -> str:

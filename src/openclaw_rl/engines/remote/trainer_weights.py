@@ -1,4 +1,4 @@
-"""Which policy version a server has whose weights another program updates (`engine.weights: trainer`).
+"""The policy version that a server has while another program updates its weights (`engine.weights: trainer`).
 
 The program's adapter writes a file into the home; the gateway reads it. Standard library only, because the adapter runs
 in the environment of the other program.

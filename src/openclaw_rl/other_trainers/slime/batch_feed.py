@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,13 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from openclaw_rl.engines.remote import trainer_weights
-from openclaw_rl.other_trainers.batch_stream import BatchStream, StartWeights, StreamEnded, TurnBatch
+from openclaw_rl.other_trainers.batch_stream import SOCKET_NAME, BatchStream, StartWeights, StreamEnded, TurnBatch
 from openclaw_rl.other_trainers.slime import teacher, weight_files
-from openclaw_rl.other_trainers.slime.mailbox import Mailbox
+from openclaw_rl.other_trainers.slime.mailbox import POLL_SECONDS, Mailbox
 from openclaw_rl.other_trainers.slime.options import SlimeOptions, method_problem
 from openclaw_rl.other_trainers.slime.samples import Fields, Row, fill_up, sample_fields, unfit_reason
 
 _CONCURRENT_SCORINGS = 8
+CONNECT_SECONDS = 600.0
+"""Seconds for which slime waits for the train worker, so that either may be started first."""
 
 
 class FeedUnfit(Exception):
@@ -35,9 +38,10 @@ class PreparedBatch:
 class BatchFeed:
     """One connection to the train worker. At most one batch is open: slime trains on it."""
 
-    def __init__(self, options: SlimeOptions) -> None:
+    def __init__(self, options: SlimeOptions, *, connect_seconds: float = CONNECT_SECONDS) -> None:
         """Connect. Raises `StreamEnded` if no train worker waits, `FeedUnfit` if its settings do not fit."""
         self._options, self._mailbox = options, Mailbox(options.mailbox)
+        _wait_for_socket(options.home / SOCKET_NAME, connect_seconds)
         self._stream = BatchStream.connect(options.home, name="slime")
         self._batches = iter(self._stream)
         self._method = str(self._stream.welcome["method"])
@@ -151,3 +155,10 @@ class BatchFeed:
             "OpenClaw-RL did not keep the step (`openclaw-rl policies list` says why). slime cannot take it back: "
             "start it again from the last checkpoint"
         )
+
+
+def _wait_for_socket(path: Path, seconds: float) -> None:
+    """Return when the train worker listens, or after these seconds."""
+    deadline = time.monotonic() + seconds
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)

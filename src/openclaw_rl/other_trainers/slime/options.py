@@ -15,7 +15,7 @@ _METHODS = ("binary", *_TEACHER_METHODS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlimeOptions:
-    """What the adapter reads from slime's arguments. `teacher_url`: None without distillation."""
+    """The arguments of slime that the adapter uses. `teacher_url`: None without distillation."""
 
     home: Path
     mailbox: Path  # folder that the rollout manager and the trainer share

@@ -49,7 +49,7 @@ def _score_prompt(url: str, prompt: Sequence[int], reply: Sequence[int]) -> list
 
 
 def post_json(url: str, body: dict[str, Any]) -> Any:
-    """Send a request and return the answer. Raises `TeacherUnfit` if there is none."""
+    """Send a request and return the answer. Raises `TeacherUnfit` if none comes."""
     request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
     try:
         with urllib.request.urlopen(request, timeout=_TIMEOUT) as answer:
