@@ -31,6 +31,7 @@ def slime_arguments(home: Path, shared: Path, **changed: Any) -> Namespace:
         "rewards_normalization": False,
         "custom_reward_post_process_path": None,
         "rollout_temperature": 1.0,
+        "rollout_top_p": 1.0,
         "use_rollout_logprobs": True,
         "use_opd": False,
         "opd_type": None,

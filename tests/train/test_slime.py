@@ -299,6 +299,7 @@ def test_the_teacher_is_the_base_under_the_hint(start: Start, store: Store, fill
         ({"update_weight_transport": "nccl"}, "--update-weight-transport disk"),
         ({"custom_update_weight_post_write_path": None}, "publish_weights"),
         ({"update_weights_interval": 2}, "expected 1"),
+        ({"rollout_top_p": 0.9}, "--rollout-top-p is 0.9"),
         ({"rewards_normalization": True}, "--disable-rewards-normalization"),
         ({"n_samples_per_prompt": 8}, "has one reply"),
         ({"use_opd": True, "opd_type": "megatron"}, "--opd-type sglang"),

@@ -26,7 +26,7 @@ class SlimeOptions:
     @classmethod
     def from_args(cls, args: Any) -> SlimeOptions:
         """Read slime's arguments. Raises `ValueError` for those that do not fit."""
-        problems = [problem for check in (_check_weights, _check_rewards, _check_teacher) for problem in check(args)]
+        problems = [problem for check in _CHECKS for problem in check(args)]
         if problems:
             raise ValueError("OpenClaw-RL cannot feed slime with these arguments: " + "; ".join(problems))
         return cls(
@@ -61,6 +61,8 @@ def _check_weights(args: Any) -> list[str]:
         found.append("set --update-weight-mode full --update-weight-transport disk --update-weight-disk-dir DIR")
     if args.custom_update_weight_post_write_path != HOOK_PATH:
         found.append(f"set --custom-update-weight-post-write-path {HOOK_PATH}")
+    if args.rollout_top_p != 1:
+        found.append(f"--rollout-top-p is {args.rollout_top_p}; expected 1, because slime replays what it cut")
     if args.update_weights_interval != 1:
         found.append(f"--update-weights-interval is {args.update_weights_interval}; expected 1")
     return found
@@ -87,3 +89,6 @@ def _check_teacher(args: Any) -> list[str]:
     if args.rollout_temperature != 1:
         found.append(f"--rollout-temperature is {args.rollout_temperature}; the teacher is scored at 1")
     return found
+
+
+_CHECKS = (_check_weights, _check_rewards, _check_teacher)
