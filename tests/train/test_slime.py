@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import subprocess
+import sys
 import threading
 import time
 from argparse import Namespace
@@ -350,3 +352,17 @@ def test_versions_out_of_the_range_are_named() -> None:
     assert interface.version_problem("0.3.1") is None
     for found in ("0.2.4", "0.3.0", "0.4.0", ""):
         assert "expected 0.3.1" in str(interface.version_problem(found))
+
+
+def test_the_adapter_needs_the_standard_library_alone() -> None:
+    """It runs in slime's environment, which has none of our dependencies (`pip install --no-deps`)."""
+    modules = ("rollout", "weight_update", "self_check")
+    words = "; ".join(f"import openclaw_rl.other_trainers.slime.{name}" for name in modules)
+    source = Path(interface.__file__).parents[3]
+    ran = subprocess.run(
+        [sys.executable, "-S", "-c", f"import sys; sys.path.insert(0, {str(source)!r}); {words}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
