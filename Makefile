@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 export OMP_WAIT_POLICY ?= passive
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: gpu-check gpu-bench env demo demo-episodes demo-terminal demo-toolcall demo-swe demo-gui learn learn-rate learn-protocol learn-days test test-system check explore fuzz faults bench starter clean test-openclaw test-clients test-engines test-qlora test-recipes test-ray test-gui test-envs test-boxes test-mcp test-env-libraries need-bwrap gate-trial test-tinker test-trl
+.PHONY: gpu-check gpu-bench env demo demo-episodes demo-terminal demo-toolcall demo-swe demo-gui learn learn-rate learn-protocol learn-days test test-system check explore fuzz faults bench starter clean test-openclaw test-clients test-engines test-qlora test-recipes test-ray test-gui test-envs test-boxes test-mcp test-env-libraries need-bwrap gate-trial test-tinker test-trl test-slime
 comma := ,
 $(STAMP): pyproject.toml
 	$(PYTHON) -c 'import sys; v=sys.version_info; sys.exit(0 if v >= (3, 11) else f"OpenClaw-RL needs Python 3.11 or newer; this is {v[0]}.{v[1]}. Try: make PYTHON=python3.11")'
@@ -192,6 +192,18 @@ $(TRL_VENV)/.installed: $(STAMP)
 test-trl: $(STAMP) $(TRL_VENV)/.installed  ## TRL learns tastes from the stream of judged turns, at a whole system (some minutes)
 	OMP_NUM_THREADS=1 $(TRL_VENV)/bin/python -m pytest tests/external/trl -o filterwarnings=default --log-cli-level=WARNING
 
+# The data classes and the schedule of slime's pinned release, of which this much imports without a GPU.
+SLIME_VENV := .slime-venv
+SLIME_SOURCE ?= .slime-source
+$(SLIME_VENV)/.installed: $(STAMP)
+	$(call on_top,$(SLIME_VENV),httpx)
+
+.slime-source:
+	git clone -q --depth 1 --branch v0.3.1 https://github.com/THUDM/slime $@
+
+test-slime: $(STAMP) $(SLIME_VENV)/.installed $(SLIME_SOURCE)  ## slime as trainer, with the data classes of its release 0.3.1 (SLIME_SOURCE=FOLDER: a checkout)
+	OMP_NUM_THREADS=1 $(SLIME_VENV)/bin/python -m pytest tests/train/test_slime.py --slime-source $(SLIME_SOURCE) -o filterwarnings=default
+
 # MCP servers and the source `tools`: the official SDK in an environment of its own.
 MCP ?= mcp>=1.27,<3
 MCP_VENV := .mcp-venv
@@ -272,4 +284,4 @@ starter: $(STAMP)  ## train the shipped starter policy again, from nothing
 	$(BIN)/python -m benchmarks.build_starter --out src/openclaw_rl/assets/starter
 
 clean:
-	rm -rf $(VENV) .vllm-venv .bench-venv .clients-venv .ray-venv .gui-venv .tinker-venv $(TRL_VENV) $(MCP_VENV) $(ENV_LIBRARIES:%=.%-venv) runs demo-out build
+	rm -rf $(VENV) .vllm-venv .bench-venv .clients-venv .ray-venv .gui-venv .tinker-venv $(TRL_VENV) .slime-venv .slime-source $(MCP_VENV) $(ENV_LIBRARIES:%=.%-venv) runs demo-out build

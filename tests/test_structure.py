@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "judge": f"{BASE} protocols store render engines plugins",
     "gates": f"{BASE} methods store render judge",
     "practice": f"{BASE} methods store render gates",
-    "other_trainers": f"{BASE} protocols methods",
+    "other_trainers": f"{BASE} protocols methods engines",
     "train": f"{BASE} protocols store render methods learner gates practice other_trainers",
     "trajectories": f"{BASE} store render learner methods",
     "compat": f"{BASE} learner",
@@ -43,7 +43,7 @@ MAY_IMPORT = {
     "sandbox": BASE,
     "rollouts": f"{BASE} plugins supervisor",
     "evals": f"{BASE} protocols judge supervisor sandbox",
-    "doctor": f"{BASE} store render engines train trajectories supervisor status rollouts sandbox",
+    "doctor": f"{BASE} store render engines other_trainers train trajectories supervisor status rollouts sandbox",
     "cli": f"{BASE} store render plugins train trajectories supervisor status connect rollouts evals doctor "
     "environments tinker other_trainers",
     "__main__": "cli",
@@ -55,6 +55,7 @@ HEAVY = frozenset({"torch", "llguidance", "transformers", "peft", "safetensors",
 MAY_IMPORT_HEAVY = (
     *("engines/embedded/", "learner/", "tinker/", "compat/", "evals/", "serve/dialects/openai_chat_options.py"),
     "environments/foreign/",  # programs under other Pythons
+    "other_trainers/slime/weight_update.py",  # runs in slime's trainer
 )
 MAX_LINES, MAX_FILES, MAX_ROOT_MODULES, MAX_ONE_WORD = 400, 20, 6, 0.45
 

@@ -175,19 +175,35 @@ cli.add_command(inspect_commands)
 @click.option("--engine", metavar="NAME", help="Check only this engine: ids, log-probabilities, versions and others.")
 @click.option("--troubles", is_flag=True, help="Diagnose the home instead: its problems, each with its cure.")
 @click.option("--sandbox", is_flag=True, help="Check only the sandbox for a model's commands, and each of its limits.")
+@click.option(
+    "--trainer", type=click.Choice(["slime"]), help="Check only this trainer: its version, and what it calls."
+)
+@click.option("--trainer-python", metavar="PATH", help="Python of the trainer's environment; default: this one.")
 @settings_options
-def doctor(wait: float, engine: str | None, troubles: bool, sandbox: bool, **options: Any) -> None:
+def doctor(
+    wait: float,
+    engine: str | None,
+    troubles: bool,
+    sandbox: bool,
+    trainer: str | None,
+    trainer_python: str | None,
+    **options: Any,
+) -> None:
     """Check the loop from a turn to a new served version. Uses a scratch store."""
     from openclaw_rl.doctor.pipeline import examine_engine, examine_home, examine_pipeline
     from openclaw_rl.doctor.sandbox import examine_sandbox
+    from openclaw_rl.doctor.slime import examine_slime
 
     if engine is not None and options["backend"] not in (None, engine):
         raise click.UsageError(f"--engine is {engine} and --backend {options['backend']}. Leave --backend out.")
-    config = load_config(**(options | {"backend": engine or options["backend"]}), strict=not troubles)
+    backend = engine or options["backend"] or ("sglang" if trainer else None)
+    config = load_config(**(options | {"backend": backend}), strict=not troubles)
     if troubles:
         sys.exit(0 if examine_home(config) else 1)
     if sandbox:
         sys.exit(0 if examine_sandbox(config) else 1)
+    if trainer is not None:
+        sys.exit(0 if examine_slime(config, python=trainer_python, wait=wait) else 1)
     if not (examine_pipeline if engine is None else examine_engine)(config, wait=wait):
         sys.exit(1)
 

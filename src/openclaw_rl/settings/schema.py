@@ -121,6 +121,10 @@ class EngineConfig(Section):
     )
     url: str | None = Field(None, description="a running server, e.g. http://gpu:8000; default: start one")
     api_key: str | None = Field(None, description="the key of the server at `url` (OPENCLAW_ENGINE_API_KEY)")
+    weights: Literal["own", "trainer"] = Field(
+        "own",
+        description="who loads new weights into the server. trainer: slime, behind its router (docs/guides/slime.md)",
+    )
     python: str | None = Field(
         None, description="Python interpreter with vllm or sglang installed; default: the current one"
     )

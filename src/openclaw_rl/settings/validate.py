@@ -75,6 +75,7 @@ def validate(config: Config) -> None:
     _check_home_paths(config)
     _check_train(config.train)
     _check_trainer(config)
+    _check_server_weights(config)
     _check_plugins(config)
     _check_judge(config)
     _check_engine(config.engine)
@@ -128,6 +129,25 @@ def _check_tinker(config: Config) -> None:
     ):
         if wrong:
             raise ConfigError(f"train.trainer is tinker: {words}")
+
+
+def _check_server_weights(config: Config) -> None:
+    """Refuse a trainer that loads its weights into a server where it cannot."""
+    if config.engine.weights != "trainer":
+        return
+    wrong = [
+        f"{key} to {value}"
+        for key, value, holds in (
+            ("engine.backend", "sglang", config.engine.backend == "sglang"),
+            ("engine.url", "the address of the trainer's router", config.engine.url is not None),
+            ("train.trainer", "external", config.train.trainer == "external"),
+            ("train.finetune", "full", config.train.finetune == "full"),
+            ("policy.per", "all", config.policy.per == "all"),
+        )
+        if not holds
+    ]
+    if wrong:
+        raise ConfigError(f"engine.weights is trainer, for slime (docs/guides/slime.md). Set {', '.join(wrong)}")
 
 
 def _check_trainer(config: Config) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import AsyncGenerator, Callable
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Collection
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -35,6 +35,7 @@ class SglangEngine(RemoteEngine):
     """
 
     kind = "SGLang"
+    loads_weights: ClassVar[bool] = True  # full weights are loaded by this client
     convention_advice = "Start it without SGLANG_RETURN_ORIGINAL_LOGPROB. "
     lora_advice = (
         "Start it with --enable-lora, --max-lora-rank and --lora-target-modules all, or let `openclaw-rl` start it"
@@ -68,7 +69,9 @@ class SglangEngine(RemoteEngine):
                 f"the SGLang server at {self.http.address} truncates long prompts silently, so the stored prompt would "
                 "not be the one that was read. Start it without --allow-auto-truncate"
             )
-        if await self._loaded_weights_name() == BASE_WEIGHTS:  # else the reported path may be that of weights we loaded
+        if (
+            self.loads_weights and await self._loaded_weights_name() == BASE_WEIGHTS
+        ):  # else the reported path may be that of weights we loaded
             self._base_path = str(server.get("model_path") or self._base_path)
         return EngineInfo(
             model=self._base_path,
@@ -99,6 +102,7 @@ class SglangEngine(RemoteEngine):
         try:
             async for together in events:
                 chunk = reply.read_events(together)
+                self._check_weights(held, reply.weight_tags)
                 if chunk is not None:
                     ended = chunk.finish is not None
                     yield chunk
@@ -106,6 +110,9 @@ class SglangEngine(RemoteEngine):
             await events.aclose()
             if not ended and not self._closed:
                 self._spawn_task(self._abort_request(rid))
+
+    def _check_weights(self, held: LoadedVersion, tags: Collection[str | None]) -> None:
+        """Raise `EngineError` if the tokens of a reply on `held` were given by other weights, which have these tags."""
 
     async def _abort_request(self, rid: str) -> None:
         """Abort a request. SGLang notices a closed connection only at the next token, so a queued one would stay."""
@@ -117,12 +124,15 @@ class SglangEngine(RemoteEngine):
     async def _score_prompt(self, held: LoadedVersion, prompt_ids: Ids, response_ids: Ids) -> Logprobs:
         whole = np.concatenate([prompt_ids, response_ids])
         answer = await self._request_scores(sglang_api.scoring_body(whole, len(prompt_ids), adapter=held.adapter))
+        self._check_weights(held, {answer.meta_info.weight_version})
         found = sglang_api.prompt_logprobs(answer, response_ids.tolist(), self.http.address)
         return np.array(found, dtype=np.float32)
 
     async def _score_next_token(self, held: LoadedVersion, prompt: Ids, token: int, temperature: float) -> float:
         body = sglang_api.next_token_body(prompt, token, temperature, adapter=held.adapter)
-        return sglang_api.given_token_logprob(await self._request_scores(body), token, self.http.address)
+        answer = await self._request_scores(body)
+        self._check_weights(held, {answer.meta_info.weight_version})
+        return sglang_api.given_token_logprob(answer, token, self.http.address)
 
     async def _request_scores(self, body: dict[str, Any]) -> sglang_api.SglangAnswer:
         return sglang_api.parse_answer(await self.http.call_json("POST", "/generate", body))

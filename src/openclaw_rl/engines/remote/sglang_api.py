@@ -24,6 +24,7 @@ class SglangMeta(msgspec.Struct):
     finish_reason: dict[str, Any] | None = None
     completion_tokens: int = 0  # in the whole reply so far, not only in the event
     cached_tokens: int = 0
+    weight_version: str | None = None  # name of the full weights that gave these tokens
     output_token_logprobs: list[ScoredToken] = []
     output_top_logprobs: list[list[ScoredToken] | None] = []
     output_token_ids_logprobs: list[list[ScoredToken] | None] = []
@@ -128,6 +129,8 @@ class SglangReplyReader:
 
     def __init__(self, top: int) -> None:
         self._top_count, self._tokens_seen, self._is_first_chunk = top, 0, True
+        self.weight_tags: set[str | None] = set()
+        """Names of the full weights that gave the tokens so far."""
 
     def read_events(self, events: Sequence[bytes]) -> Chunk | None:
         """Return the events of one read as one chunk; None if they have no token and no finish reason.
@@ -142,6 +145,7 @@ class SglangReplyReader:
         for raw in events:
             answer = decode_event(raw)
             meta = answer.meta_info
+            self.weight_tags.add(meta.weight_version)
             finish = _finish_reason(meta.finish_reason)
             total = meta.completion_tokens
             scored = self._new_tokens(meta.output_token_logprobs, total, "log-probabilities")

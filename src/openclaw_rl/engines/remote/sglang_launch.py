@@ -18,6 +18,7 @@ from openclaw_rl.engines.remote import server_process
 from openclaw_rl.engines.remote.http_client import HttpClient
 from openclaw_rl.engines.remote.loaded_versions import owner_of
 from openclaw_rl.engines.remote.sglang import FALLBACK_ADVICE, SglangEngine, check_version
+from openclaw_rl.engines.remote.sglang_router import SglangRouterEngine
 from openclaw_rl.errors import EngineError
 from openclaw_rl.settings.load import Config, foreign_environment
 
@@ -32,6 +33,9 @@ def connect_engine(config: Config, *, on_connect: OnConnect | None = None) -> Sg
     owner = owner_of(config.home_dir)
     if engine.url is not None:
         http = HttpClient(engine.url, "sglang", api_key=engine.api_key)
+        if engine.weights == "trainer":
+            home = config.home_dir
+            return SglangRouterEngine(http, engine, base, owner=owner, on_connect=on_connect, home=home)
         return SglangEngine(http, engine, base, owner=owner, on_connect=on_connect)
     place = _read_address(config)
     http = HttpClient(_base_url(place), "sglang", api_key=str(place["api-key"]))

@@ -1,0 +1,110 @@
+"""`openclaw-rl doctor --trainer slime`: whether slime, the train worker and slime's router fit together here."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import sys
+import uuid
+from typing import Any
+
+import numpy as np
+from rich.text import Text
+
+from openclaw_rl.common.terminal import TerminalConsole
+from openclaw_rl.doctor.engine import CheckResult, result_table
+from openclaw_rl.engines.remote import server_process, sglang_api
+from openclaw_rl.engines.remote.http_client import HttpClient
+from openclaw_rl.errors import EngineError
+from openclaw_rl.other_trainers.batch_stream import BatchStream, StreamEnded
+from openclaw_rl.other_trainers.slime.options import method_problem
+from openclaw_rl.settings.load import Config
+from openclaw_rl.types import Generation, Sampling
+
+CheckRow = tuple[str, str, CheckResult]
+_SELF_CHECK = "from openclaw_rl.other_trainers.slime.self_check import print_checks; print_checks()"
+_TOKENS = 4  # of the router's reply
+
+
+def examine_slime(
+    config: Config, *, python: str | None = None, console: TerminalConsole | None = None, wait: float = 120.0
+) -> bool:
+    """Print a table of the checks. Returns whether every check passes.
+
+    `python`: interpreter of slime's environment; `wait`: seconds that the router may take for its reply.
+    """
+    console = console or TerminalConsole()
+    console.print(Text("openclaw-rl doctor --trainer slime", "bold"))
+    rows = [*_check_environment(python or sys.executable), _check_socket(config), _check_router(config, wait)]
+    console.print(result_table(rows))
+    return all(result.passed for _, _, result in rows)
+
+
+def _check_environment(python: str) -> list[CheckRow]:
+    try:
+        ran = server_process.run_python(python, _SELF_CHECK)
+    except EngineError:
+        words = f"{python} cannot be run. Give the Python of slime's environment: --trainer-python PATH"
+        return [("environment", "slime's Python runs", CheckResult(words, False))]
+    if ran.returncode != 0:
+        last = ran.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no output"]
+        words = f"{python}: {last[0]}. Install it there: pip install --no-deps openclaw-rl"
+        return [("environment", "slime's Python has openclaw-rl", CheckResult(words, False))]
+    found = json.loads(ran.stdout.splitlines()[-1])
+    return [(name, expected, CheckResult(observed, passed)) for name, expected, passed, observed in found]
+
+
+def _check_socket(config: Config) -> CheckRow:
+    name, expected = "train worker", "answers at trainer.sock in the home"
+    try:
+        with BatchStream.connect(config.home_dir, name="doctor") as stream:
+            method, finetune = str(stream.welcome["method"]), str(stream.welcome["finetune"])
+    except StreamEnded as error:
+        return name, expected, CheckResult(str(error), "is connected already" in str(error))
+    problem = method_problem(method, finetune, has_teacher=method in ("opd", "combine"))
+    return name, expected, CheckResult(problem or f"method {method}, full weights", problem is None)
+
+
+def _check_router(config: Config, wait: float) -> CheckRow:
+    name, expected = "router", "answers with token ids, log-probabilities and its weight_version"
+    if config.engine.url is None:
+        words = "no address. Add --engine-url http://ROUTER:PORT (slime's --sglang-router-ip and -port)"
+        return name, expected, CheckResult(words, False)
+    try:
+        return name, expected, asyncio.run(asyncio.wait_for(_ask_router(config, config.engine.url), wait))
+    except (EngineError, TimeoutError) as error:
+        why = str(error) or f"no answer within {wait:g} s"
+        words = f"{why}. Start slime, and give the address that it prints as router"
+        return name, expected, CheckResult(words, False)
+
+
+async def _ask_router(config: Config, url: str) -> CheckResult:
+    """Ask as the gateway does: a streamed reply."""
+    http, reply = HttpClient(url, "sglang", api_key=config.engine.api_key), sglang_api.SglangReplyReader(0)
+    ids: list[int] = []
+    logprobs: list[float] = []
+    try:
+        await http.call_json("GET", "/server_info")
+        async for events in http.stream_events("/generate", _streaming_body()):
+            if (chunk := reply.read_events(events)) is not None:
+                ids += chunk.token_ids
+                logprobs += chunk.logprobs
+    finally:
+        await http.close()
+    if len(ids) != _TOKENS or not all(math.isfinite(logprob) for logprob in logprobs):
+        return CheckResult(f"{len(ids)} of {_TOKENS} tokens, log-probabilities {logprobs}: no engine of SGLang", False)
+    if None in reply.weight_tags:
+        return CheckResult("no weight_version in its answers. Use SGLang 0.5.9 or newer", False)
+    return CheckResult(f"{len(ids)} tokens, weight_version {', '.join(map(str, reply.weight_tags))}", True)
+
+
+def _streaming_body() -> dict[str, Any]:
+    asked = Generation(
+        id="doctor",
+        version=0,
+        prompt_ids=np.arange(1, 9, dtype=np.int32),  # in every vocabulary
+        sampling=Sampling(max_tokens=_TOKENS),
+        stop_token_ids=(),
+    )
+    return sglang_api.streaming_body(asked, adapter=None, limit=_TOKENS, rid=f"openclaw-doctor-{uuid.uuid4().hex}")

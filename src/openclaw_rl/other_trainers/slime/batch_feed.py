@@ -1,0 +1,164 @@
+"""Claims batches for slime from the train worker, and acknowledges each when slime has written its new weights."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from openclaw_rl.engines.remote import trainer_weights
+from openclaw_rl.other_trainers.batch_stream import SOCKET_NAME, BatchStream, StartWeights, StreamEnded, TurnBatch
+from openclaw_rl.other_trainers.slime import teacher, weight_files
+from openclaw_rl.other_trainers.slime.mailbox import POLL_SECONDS, Mailbox
+from openclaw_rl.other_trainers.slime.options import SlimeOptions, method_problem
+from openclaw_rl.other_trainers.slime.samples import Fields, Row, fill_up, sample_fields, unfit_reason
+
+_CONCURRENT_SCORINGS = 8
+CONNECT_SECONDS = 600.0
+"""Seconds for which slime waits for the train worker, so that either may be started first."""
+
+
+class FeedUnfit(Exception):
+    """Raised when slime and the system do not fit together. The text says what to change."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedBatch:
+    """Fields of the samples for slime, and the turns that it does not get, each with the reason."""
+
+    samples: list[Fields]
+    dropped: dict[str, str]
+
+
+class BatchFeed:
+    """One connection to the train worker. At most one batch is open: slime trains on it."""
+
+    def __init__(self, options: SlimeOptions, *, connect_seconds: float = CONNECT_SECONDS) -> None:
+        """Connect. Raises `StreamEnded` if no train worker waits, `FeedUnfit` if its settings do not fit."""
+        self._options, self._mailbox = options, Mailbox(options.mailbox)
+        _wait_for_socket(options.home / SOCKET_NAME, connect_seconds)
+        self._stream = BatchStream.connect(options.home, name="slime")
+        self._batches = iter(self._stream)
+        self._method = str(self._stream.welcome["method"])
+        self._settling: threading.Thread | None = None
+        self._is_closed = False
+        self._weights: str | None = None  # folder name of the version that slime has; None: the base
+        try:
+            self._check_settings()
+            self._identify_start()
+        except FeedUnfit:
+            self._stream.close()
+            raise
+
+    def next_samples(self) -> list[Fields]:
+        """Wait for a batch and return its samples. Raises `FeedUnfit`, `StreamEnded`."""
+        if self._settling is not None and self._settling.is_alive():
+            raise FeedUnfit(
+                "slime asks for a batch and has not published the weights of the last one. Use train.py, not "
+                "train_async.py, and --custom-update-weight-post-write-path"
+            )
+        while True:
+            batch = next(self._batches)
+            if batch.load is not None:
+                self._check_start(batch.load)
+            prepared = self._prepare(batch.rows)
+            if prepared.samples:
+                self._open_batch(batch, prepared.dropped)
+                return fill_up(prepared.samples, self._options.global_batch_size)
+            batch.acknowledge(dropped=prepared.dropped)
+
+    def close(self) -> None:
+        """End the connection. A batch that slime did not finish is free again."""
+        self._is_closed = True
+        if self._settling is not None:
+            self._settling.join()
+        self._stream.close()
+
+    def _check_settings(self) -> None:
+        has_teacher = self._options.teacher_url is not None
+        problem = method_problem(self._method, str(self._stream.welcome["finetune"]), has_teacher=has_teacher)
+        if problem is not None:
+            raise FeedUnfit(problem)
+
+    def _identify_start(self) -> None:
+        start = self._mailbox.get("start")
+        if start is None:
+            raise FeedUnfit("slime has not written its weights yet: its train.py updates weights before it asks")
+        self._weights = weight_files.find_version(self._options.home, start["fingerprint"])
+        trainer_weights.start_record(
+            self._options.home, start["tag"], self._weights, run=start["run"], run_file=self._mailbox.path_of("start")
+        )
+
+    def _check_start(self, load: StartWeights) -> None:
+        """Raise unless slime has the weights from which the next step starts."""
+        wanted = None if load.folder is None else Path(load.folder).name
+        if wanted == self._weights:
+            return
+        raise FeedUnfit(
+            f"the next step starts from {load.folder or 'the base'}, and slime has {self._weights or 'other weights'}: "
+            "after a rollback or an undo, start slime again with a checkpoint of these weights (--load)"
+        )
+
+    def _prepare(self, rows: Sequence[Row]) -> PreparedBatch:
+        options, has_teacher = self._options, self._options.teacher_url is not None
+        reasons = [unfit_reason(row, temperature=options.temperature, has_teacher=has_teacher) for row in rows]
+        dropped = {row["turn"]: why for row, why in zip(rows, reasons, strict=True) if why is not None}
+        kept = [row for row, why in zip(rows, reasons, strict=True) if why is None]
+        with ThreadPoolExecutor(_CONCURRENT_SCORINGS) as pool:
+            scored = list(pool.map(self._score_teacher, kept))
+        pairs = enumerate(zip(kept, scored, strict=True))
+        samples = [sample_fields(row, n, method=self._method, teacher=logprobs) for n, (row, logprobs) in pairs]
+        return PreparedBatch(samples=samples, dropped=dropped)
+
+    def _score_teacher(self, row: Row) -> list[float] | None:
+        """Return the teacher's log-probabilities; without a hint, those at sampling, so that the term is 0."""
+        if self._options.teacher_url is None:
+            return None
+        if not row["hinted_prompts"]:
+            return list(row["logprobs"])
+        return teacher.score_reply(self._options.teacher_url, row["hinted_prompts"], row["response_ids"])
+
+    def _open_batch(self, batch: TurnBatch, dropped: dict[str, str]) -> None:
+        token = uuid.uuid4().hex
+        self._mailbox.clear("written", "answer")
+        self._mailbox.put("batch", token=token, id=batch.id, version=batch.version)
+        self._settling = threading.Thread(
+            target=self._settle_batch, args=(batch, dropped, token), name="slime-batch", daemon=True
+        )
+        self._settling.start()
+
+    def _settle_batch(self, batch: TurnBatch, dropped: dict[str, str], token: str) -> None:
+        """Acknowledge the batch with the weights that the hook names, and say whether they were kept."""
+        written = self._mailbox.wait_for("written", token, lambda: not self._is_closed)
+        if written is None:
+            return
+        try:
+            problem = self._acknowledge(batch, written, dropped)
+        except (StreamEnded, OSError, ValueError) as error:
+            problem = f"the version was not written: {error}"
+        self._mailbox.clear("batch")
+        self._mailbox.put("answer", token=token, problem=problem)
+
+    def _acknowledge(self, batch: TurnBatch, written: dict[str, Any], dropped: dict[str, str]) -> str | None:
+        folder = Path(batch.folder)
+        weight_files.take_over(Path(written["folder"]), folder)
+        trainer_weights.add_weights(self._options.home, written["tag"], folder.name)
+        if batch.acknowledge(dropped=dropped):
+            self._weights = folder.name
+            return None
+        return (
+            "OpenClaw-RL did not keep the step (`openclaw-rl policies list` says why). slime cannot take it back: "
+            "start it again from the last checkpoint"
+        )
+
+
+def _wait_for_socket(path: Path, seconds: float) -> None:
+    """Return when the train worker listens, or after these seconds."""
+    deadline = time.monotonic() + seconds
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)

@@ -1,0 +1,73 @@
+"""Rows of a batch as the fields of slime's `Sample`. Pure; log-probabilities and ids keep their values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from openclaw_rl.other_trainers.slime.interface import COMPLETED
+
+Row = Mapping[str, Any]
+Fields = dict[str, Any]
+
+
+def unfit_reason(row: Row, *, temperature: float, has_teacher: bool) -> str | None:
+    """Return why slime would train wrongly on this row, or None."""
+    if row["from_teacher"]:
+        return "sampled under a hint: slime has no loss without an importance ratio"
+    if row["temperature"] != temperature:
+        return f"sampled at temperature {row['temperature']:g}; slime's --rollout-temperature is {temperature:g}"
+    if row["reward"] is None and not (has_teacher and row["hinted_prompts"]):
+        return "no score, and slime trains without hints (--use-opd)" if row["hinted_prompts"] else "no score, no hint"
+    return None
+
+
+def sample_fields(row: Row, position: int, *, method: str, teacher: Sequence[float] | None) -> Fields:
+    """Return the fields of one sample. `teacher`: [R] log-probabilities; None: slime runs without distillation."""
+    has_score = row["reward"] is not None and method != "opd"
+    return {
+        "group_index": position,
+        "index": position,
+        "rollout_id": position,
+        "tokens": [*row["prompt_ids"], *row["response_ids"]],
+        "response_length": len(row["response_ids"]),
+        "loss_mask": [int(may_train) for may_train in row["mask"]],
+        "rollout_log_probs": list(row["logprobs"]),
+        "reward": row["reward"] * row["weight"] if has_score else 0.0,
+        "teacher_log_probs": None if teacher is None else list(teacher),
+        "weight_versions": [str(row["version"])],
+        "remove_sample": False,
+        "status": COMPLETED,
+        "metadata": {
+            "turn": row["turn"],
+            "agent": row["agent"],
+            "version": row["version"],
+            "reward": row["reward"],
+            "weight": row["weight"],
+            "hints": len(row["hinted_prompts"]),
+        },
+    }
+
+
+def fill_up(samples: Sequence[Fields], multiple: int) -> list[Fields]:
+    """Return the samples and, up to a multiple, copies of the shortest without any token that trains.
+
+    slime leaves out samples beyond the last whole multiple of its `--global-batch-size`.
+    """
+    shortest = min(samples, key=lambda fields: len(fields["tokens"]))
+    count = -len(samples) % multiple
+    return [*samples, *(_empty_copy(shortest, len(samples) + n) for n in range(count))]
+
+
+def _empty_copy(fields: Fields, position: int) -> Fields:
+    length = fields["response_length"]
+    return fields | {
+        "group_index": position,
+        "index": position,
+        "rollout_id": position,
+        "loss_mask": [0] * length,
+        "reward": 0.0,
+        "remove_sample": True,
+        "teacher_log_probs": None if fields["teacher_log_probs"] is None else list(fields["rollout_log_probs"]),
+        "metadata": {"filled_up": True},
+    }

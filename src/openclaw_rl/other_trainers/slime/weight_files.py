@@ -1,0 +1,66 @@
+"""Weights that slime wrote in Hugging Face's layout: recognised by a fingerprint, and taken over as a version."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+_BYTES_OF_TENSOR = 1 << 16
+
+
+def fingerprint_of(folder: Path) -> str:
+    """Return a hash of names, shapes and the beginning of each tensor. Raises `OSError` or `ValueError`.
+
+    Two exports of the same weights by slime have the same one, however they are split into files.
+    """
+    entries = [entry for path in sorted(folder.glob("*.safetensors")) for entry in _read_tensors(path)]
+    if not entries:
+        raise ValueError(f"{folder}: no tensors in *.safetensors")
+    whole = sha256()
+    for name, about, begin in sorted(entries, key=lambda entry: entry[0]):
+        whole.update(json.dumps([name, about["dtype"], about["shape"]]).encode())
+        whole.update(begin)
+    return whole.hexdigest()
+
+
+def _read_tensors(path: Path) -> list[tuple[str, dict[str, Any], bytes]]:
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        found = []
+        for name, about in header.items():
+            if name == "__metadata__":
+                continue
+            begin, end = about["data_offsets"]
+            file.seek(8 + size + begin)
+            found.append((name, about, file.read(min(end - begin, _BYTES_OF_TENSOR))))
+    return found
+
+
+def find_version(home: Path, fingerprint: str) -> str | None:
+    """Return the folder name of the newest version of the home with these weights; None: of no version."""
+    folders = sorted(home.glob("policies/*/"), key=lambda path: _number_of(path.name), reverse=True)
+    for folder in folders:
+        if any(folder.glob("*.safetensors")) and fingerprint_of(folder) == fingerprint:
+            return folder.name
+    return None
+
+
+def _number_of(name: str) -> int:
+    number = name.partition("-")[0]
+    return int(number) if number.isdecimal() else -1
+
+
+def take_over(written: Path, folder: Path) -> None:
+    """Put the files that slime wrote into the folder of the batch: links where the disk allows it, else copies."""
+    for path in sorted(written.iterdir()):
+        if path.name.startswith(".") or not path.is_file():
+            continue
+        try:
+            os.link(path, folder / path.name)
+        except OSError:  # another file system, or one without links
+            shutil.copyfile(path, folder / path.name)

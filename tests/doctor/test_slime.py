@@ -1,0 +1,93 @@
+"""`openclaw-rl doctor --trainer slime`: on sound parts every check holds; a missing one is a line with the cure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from tests.engines.sglang_server import SglangWire
+
+from openclaw_rl.cli.main import cli
+from openclaw_rl.engines.remote import server_process
+from openclaw_rl.other_trainers.external_trainer import ExternalTrainer
+from openclaw_rl.settings.load import from_flat
+
+ROOT = Path(__file__).parent.parent.parent
+CHECKS = ("slime", "version", "Sample", "rollout function", "weight hook", "train worker", "router")
+
+
+@pytest.fixture
+def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that stands in for slime's environment: its modules by their published names, and its version."""
+    folder = tmp_path / "environment"
+    modules = {
+        "slime/__init__.py": "",
+        "slime/utils/__init__.py": "",
+        "slime/utils/types.py": "from tests.train.slime_double import PublishedSample as Sample\n",
+        "slime/utils/misc.py": "from tests.train.slime_double import load_function as load_function\n",
+        "slime-0.3.1.dist-info/METADATA": "Metadata-Version: 2.1\nName: slime\nVersion: 0.3.1\n",
+    }
+    for name, text in modules.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    monkeypatch.setenv("PYTHONPATH", f"{folder}:{ROOT}:{ROOT / 'src'}")
+    return folder
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    """A home whose train worker listens for a trainer."""
+    config = from_flat(
+        {"train.trainer": "external", "train.finetune": "full", "gate.kind": "numbers", "home": str(tmp_path / "home")}
+    )
+    config.home_dir.mkdir()
+    trainer = ExternalTrainer(config, "base")
+    yield config.home_dir
+    trainer.close()
+
+
+def examine(*words: str) -> tuple[int, dict[str, str], str]:
+    """Return the exit status, the mark of each check, and the output."""
+    result = CliRunner(env={"COLUMNS": "400"}).invoke(cli, ["doctor", "--trainer", "slime", *words])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.output
+    rows = [line.split(maxsplit=1) for line in result.output.splitlines()]
+    marks = {c: row[0] for c in CHECKS for row in rows if len(row) == 2 and row[1].startswith(f"{c}  ")}
+    return result.exit_code, marks, result.output
+
+
+def test_every_check_holds_where_the_parts_fit(environment: Path, home: Path) -> None:
+    with SglangWire(Path(server_process.model_location("starter")), mode="incremental") as wire:
+        wire.weight_version = "3"
+        code, marks, output = examine("--home", str(home), "--engine-url", wire.url)
+    assert marks == dict.fromkeys(CHECKS, "passed"), output
+    assert code == 0
+    assert "4 tokens, weight_version 3" in output
+
+
+def test_what_is_missing_is_a_line_with_the_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
+    code, marks, output = examine("--home", str(tmp_path))
+    assert code == 1
+    assert marks == dict.fromkeys(CHECKS, "FAILED"), output
+    for cure in (
+        "--trainer-python PATH", "Install the tag v0.3.1", "train.trainer: external", "Add --engine-url"
+    ):  # fmt: skip
+        assert cure in output
+    code, _, output = examine("--home", str(tmp_path), "--trainer-python", str(tmp_path / "none"))
+    assert "cannot be run. Give the Python of slime's environment" in output
+    code, _, output = examine("--home", str(tmp_path), "--engine-url", "http://127.0.0.1:9", "--wait", "5")
+    assert "Start slime, and give the address that it prints" in output
+
+
+def test_another_version_and_other_fields_are_named(environment: Path, home: Path) -> None:
+    metadata = environment / "slime-0.3.1.dist-info" / "METADATA"
+    metadata.write_text(metadata.read_text().replace("0.3.1", "0.2.4"))
+    (environment / "slime/utils/types.py").write_text(
+        "import dataclasses\nSample = dataclasses.make_dataclass('Sample', ['tokens', 'reward'])\n"
+    )
+    _, marks, output = examine("--home", str(home))
+    assert {name for name, mark in marks.items() if mark == "FAILED"} == {"version", "Sample", "router"}
+    assert "slime 0.2.4; expected 0.3.1 up to 0.4" in output
+    assert "teacher_log_probs" in output
