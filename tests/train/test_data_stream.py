@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from tests.train.external_world import World, take_step
-from torch.utils.data import DataLoader
 
 from openclaw_rl.cli.main import cli
 from openclaw_rl.learner.trainer import LocalTrainer
@@ -33,6 +32,21 @@ WRONG_ANSWERS: list[tuple[Any, str]] = [
     ({"kept": {"id": 1}}, "Invalid value 'kept'"),
     ([1], "expected {"),
 ]
+
+FORKING_READER = """
+import sys
+from pathlib import Path
+from torch.utils.data import DataLoader
+from openclaw_rl.other_trainers.batch_stream import BatchStream
+from openclaw_rl.other_trainers.dataset_stream import stream_dataset
+
+with BatchStream.connect(Path(sys.argv[1])) as stream:
+    try:
+        next(iter(DataLoader(stream_dataset(stream), num_workers=1, multiprocessing_context="fork")))
+    except RuntimeError as error:
+        assert "set dataloader_num_workers to 0" in str(error)
+        print(len(stream.current_batch().rows), "rows")
+"""
 
 
 class StreamProgram:
@@ -176,11 +190,10 @@ def test_one_pass_over_the_dataset_is_one_batch(world: World, local: LocalTraine
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 def test_a_worker_of_a_data_loader_gets_an_error(world: World, fill: Fill) -> None:
     fill(world.store, 4)
-    with world.in_background(), BatchStream.connect(world.config.home_dir) as stream:
-        loader = DataLoader(stream_dataset(stream), num_workers=1, multiprocessing_context="fork")  # type: ignore[arg-type]
-        with pytest.raises(RuntimeError, match="set dataloader_num_workers to 0"):
-            next(iter(loader))
-        assert len(stream.current_batch().rows) == 4
+    command = [sys.executable, "-c", FORKING_READER, str(world.config.home_dir)]  # a fork beside threads may hang
+    with world.in_background():
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.stdout == "4 rows\n", done.stderr
 
 
 def test_without_a_system_the_command_says_what_to_start(tmp_path: Path) -> None:
