@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 from sqlalchemy import select
-from tests.practice.conftest import LONG, SHORT, MakeLoop, ScriptedReplies, add_lesson, settle
+from tests.practice.conftest import SHORT, MakeLoop, ScriptedReplies, add_lesson, settle
 
 from openclaw_rl.gates.reply_source import GateReply, ReplyOrder
 from openclaw_rl.status import report
@@ -104,36 +104,3 @@ def test_seconds_of_an_hour(store: Store, make_loop: MakeLoop, fill: Fill, repli
     loop._next_check = 0.0
     settle(loop)
     assert len(practised(store)) == 4
-
-
-def test_of_two_opposites_the_one_that_was_practised_last_goes_on(
-    store: Store, make_loop: MakeLoop, fill: Fill, replies: SlowReplies
-) -> None:
-    """After two changes within the newest words the other side waits, until six words in a row agree."""
-    words = fill(store, 16)
-    loop = clocked(make_loop(step_limit=1, max_divergence=1e-9), replies)
-    settle(loop)
-    for lesson in (SHORT, LONG):
-        add_lesson(store, lesson)
-
-    def say(id_: str) -> list[str]:
-        """One word for a lesson that outweighs the other one. Returns what was practised from it."""
-        other, at, before = {"aa": "bb", "bb": "aa"}[id_], replies.now, len(practised(store))
-        replies.now += 1.0
-        with store.write() as conn:
-            lessons.reinforce(conn, id_, words.pop(), at=at)
-            for lesson, weight in ((id_, 3.0), (other, 0.5)):
-                lessons.set_weight(conn, lesson, weight, at=at)
-            lessons.mark_active(conn, id_)
-            lessons.supersede(conn, other, id_)
-        settle(loop)
-        return practised(store)[before:]
-
-    assert [say("aa"), say("bb"), say("aa")] == [["aa"], ["bb"], ["aa"]]
-    assert say("bb") == []
-    assert 'practice of "Give long answers." waits for more words of the person: practice changed sides' in loop.note
-    assert say("aa") == ["aa"], "no change"
-    assert [say("bb") for _ in range(6)] == [[], [], [], [], [], ["bb"]]
-    with store.write() as conn:
-        lessons.set_pinned(conn, "aa", True)
-    assert say("aa") == ["aa"], "a pinned lesson has no opposite"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from sqlalchemy import Connection
 
@@ -16,12 +15,6 @@ from openclaw_rl.types import Policy
 CLEAR_MAJORITY = 2.0
 """A lesson is practised if it weighs more than this times a lesson that it contradicts. Users who share the weights
 count together."""
-MAX_CHANGES = 2
-"""Changes of the practised side of a contradiction within `CHANGE_WORDS`, after which the other side waits."""
-CHANGE_WORDS = 24
-"""Newest words on both sides of a contradiction in which such changes count."""
-AGREED_WORDS = 6
-"""Newest words that end such a wait, if they all say the same."""
 REMEASURED_VERSIONS = 32
 """Versions after which the divergence of a learned lesson is measured again, by one step of practice."""
 _TOLERANCE = 1e-3  # of weights, as lessons age
@@ -29,14 +22,10 @@ _TOLERANCE = 1e-3  # of weights, as lessons age
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PracticePlan:
-    """`waiting`: lessons that are not learned; `targets`: those to practise; `beside`: ids that the teacher follows.
-
-    `swinging`: those of `waiting` that are not practised because the person's words on them went to and fro.
-    """
+    """`waiting`: lessons that are not learned; `targets`: those to practise; `beside`: ids that the teacher follows."""
 
     waiting: Sequence[Lesson]
     targets: Sequence[Lesson]
-    swinging: Sequence[Lesson] = ()
     beside: frozenset[str]
     texts: frozenset[tuple[str, str]]  # (id, text) of all that the teacher follows
 
@@ -54,13 +43,11 @@ def plan_practice(conn: Connection, head: Policy, now: float) -> PracticePlan:
     active = lessons.list_lessons(conn, policy=head.name, states=[LessonState.ACTIVE])
     learned = lessons.list_lessons(conn, policy=head.name, states=[LessonState.LEARNED])
     in_force = [*active, *learned]
-    clear = [
+    settled = [
         lesson
         for lesson in active
         if not _is_contested(conn, lesson, now) and not _is_outweighed(lesson, in_force, now)
     ]
-    swinging = [lesson for lesson in clear if is_practised(lesson) and _is_swinging(conn, lesson)]
-    settled = [lesson for lesson in clear if lesson not in swinging]
     waiting, targets = ([lesson for lesson in found if is_practised(lesson)] for found in (active, settled))
     line = policies.lineage(conn, head.version)
     due = [] if targets else [lesson for lesson in learned if _is_due(conn, lesson, line)]
@@ -68,7 +55,6 @@ def plan_practice(conn: Connection, head: Policy, now: float) -> PracticePlan:
     return PracticePlan(
         waiting=waiting or due,
         targets=targets or due,
-        swinging=swinging,
         beside=frozenset(lesson.id for lesson in followed),
         texts=frozenset((lesson.id, lesson.text) for lesson in followed),
     )
@@ -82,24 +68,6 @@ def _is_contested(conn: Connection, lesson: Lesson, now: float) -> bool:
     rivals = lessons.superseded_lessons(conn, lesson.id)
     strongest = max((rival.weight_at(now) for rival in rivals), default=0.0)
     return not lesson.is_pinned and lesson.weight_at(now) <= CLEAR_MAJORITY * strongest * (1 + _TOLERANCE)
-
-
-def _is_swinging(conn: Connection, lesson: Lesson) -> bool:
-    """Return whether practice went to and fro between a lesson and what it superseded, and would now change again.
-
-    Each change costs many steps, which the next one makes useless. The side that was practised last continues.
-    """
-    rivals = lessons.superseded_lessons(conn, lesson.id)
-    if lesson.is_pinned or not rivals:
-        return False
-    sides = [lesson.id, *(rival.id for rival in rivals)]
-    words = lessons.newest_words(conn, sides, CHANGE_WORDS)
-    newest = words[:AGREED_WORDS]
-    if not words or (len(newest) == AGREED_WORDS and all(one.lesson == lesson.id for one in newest)):
-        return False
-    practised = practice_turns.practised_lessons(conn, sides, since=words[-1].at)
-    changes = sum(before != after for before, after in pairwise(practised))
-    return changes >= MAX_CHANGES and practised[-1] != lesson.id
 
 
 def _is_outweighed(lesson: Lesson, in_force: Sequence[Lesson], now: float) -> bool:

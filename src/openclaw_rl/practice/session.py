@@ -17,7 +17,7 @@ from sqlalchemy import Connection
 
 from openclaw_rl.gates.reply_source import BrokenVersion, GateReply, NoGateway, RepliesDelayed, ReplyOrder, ReplySource
 from openclaw_rl.practice.budget import waiting_reason
-from openclaw_rl.practice.plan import CHANGE_WORDS, MAX_CHANGES, PracticePlan, is_practised, plan_practice
+from openclaw_rl.practice.plan import PracticePlan, is_practised, plan_practice
 from openclaw_rl.practice.prompts import MAX_REPLY_TOKENS, PracticePrompt, PromptSelector
 from openclaw_rl.settings.schema_practice import PracticeConfig
 from openclaw_rl.store import leases
@@ -174,8 +174,6 @@ class PracticeSession:
             if not plan.targets:
                 if words:
                     why = "what was said before, or what other users want, contradicts it"
-                    if plan.swinging:
-                        why = f"practice changed sides {MAX_CHANGES} times within the newest {CHANGE_WORDS} of them"
                     self.note = f"practice of {words} waits for more words of the person: {why}"
                 return None
             if reason := waiting_reason(conn, settings, plan, head, now):

@@ -225,13 +225,6 @@ def turns_of_lesson(conn: Connection, id: str) -> list[LessonTurn]:
     return [from_row(LessonTurn, row) for row in rows]
 
 
-def newest_words(conn: Connection, ids: Collection[str], count: int) -> list[LessonTurn]:
-    """Return the newest evidence of these lessons together, newest first."""
-    c = t.lesson_turns.c
-    query = select(t.lesson_turns).where(c.lesson.in_(list(ids))).order_by(c.at.desc(), c.turn.desc()).limit(count)
-    return [from_row(LessonTurn, row) for row in conn.execute(query)]
-
-
 def reinforce(conn: Connection, id: str, turn: str, *, weight: float = 1.0, at: float) -> bool:
     """Add a turn to the evidence of a lesson, and its weight to the aged one. False if it was evidence already."""
     evidence = LessonTurn(lesson=id, turn=turn, weight=weight, at=at)

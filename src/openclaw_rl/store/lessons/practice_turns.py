@@ -123,15 +123,6 @@ def count_turns(conn: Connection, ids: Collection[str], *, since: float) -> int:
     return int(conn.execute(made.where(of_lessons, t.exchanges.c.admitted_at > since)).scalar_one())
 
 
-def practised_lessons(conn: Connection, ids: Collection[str], *, since: float) -> list[str]:
-    """Return which of these lessons the turns of practice since then had, one id for each turn, oldest first."""
-    link = t.practice_lessons.c
-    made = select(link.lesson).join(t.turns, t.turns.c.id == link.turn)
-    made = made.join(t.exchanges, t.exchanges.c.seq == t.turns.c.seq)
-    made = made.where(link.lesson.in_(list(ids)), t.exchanges.c.admitted_at > since)
-    return list(conn.execute(made.order_by(t.turns.c.seq, link.lesson)).scalars())
-
-
 def is_refused(conn: Connection, ids: Collection[str], *, since: float, times: int) -> bool:
     """Return whether the newest `times` versions since then that practised one of these lessons were all refused."""
     p, link = t.policies.c, t.practice_lessons.c
