@@ -71,13 +71,12 @@ def train_on_tasks(source: str, group_size: int, epochs: int, agent: str | None,
         unchecked=False,
     )
     prepare_home(config)
-    key = owner_key(config)
     try:
-        found = check_environment(config.home_dir, key, request, limits, parallel, show_fitness)
+        found = check_environment(config.home_dir, owner_key(config), request, limits, parallel, show_fitness)
         if not any(fitness.fit for fitness in found):
             raise ConfigError(f"none of the {len(found)} tasks of {source} is fit to train on; the lines above say why")
         with SubprocessSystem(config) as system:
-            summary = run_environment(config.home_dir, key, request, chosen)
+            summary = run_environment(config.home_dir, system.api_key, request, chosen)
             version = system.wait_until_settled(timeout=_SETTLE_SECONDS)
     except KeyboardInterrupt:
         sys.exit(130)
