@@ -68,7 +68,12 @@ class IdentityMismatch(OpenClawError):
 
 
 class EngineError(OpenClawError):
-    """Raised if the engine refuses a call; the engine itself works."""
+    """Raised if the engine refuses a call; the engine itself works.
+
+    `blames_request`: the call is at fault, and would be refused again.
+    """
+
+    blames_request = True
 
 
 class EngineGone(EngineError):

@@ -23,7 +23,7 @@ from openclaw_rl.environments.types import (
     PlayLimits,
     PlayOutcome,
 )
-from openclaw_rl.errors import OpenClawError
+from openclaw_rl.errors import ConfigError, OpenClawError
 
 TASK = EnvironmentTask(id="t", digest="0" * 64, split="train", data={"question": "2+2"})
 PROGRAM = """
@@ -113,11 +113,29 @@ def test_a_program_reaches_the_gateway_and_nothing_else(public_folder: Path) -> 
         ("no-such-program", "void", None),
         ("kill -9 $$", "void", None),
         ("echo no number >$REWARD_FILE", "void", None),
+        ("ln -s task.json $REWARD_FILE", "void", None),
+        ("echo '{\"reward\": 0.5}' >$REWARD_FILE; exit 255", "done", 0.5),
     ],
 )
 def test_the_end_of_a_program_is_its_outcome(command: str, status: str, reward: float | None) -> None:
     found = play(lambda _: boxed("sh", "-c", command), TASK, seconds=4)
     assert (found.status, found.reward) == (status, reward), found.reason
+
+
+def test_words_of_the_command_may_be_anything(public_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (public_folder / "agent.sh").write_text("exit 0")
+    (public_folder / "below").mkdir()
+    monkeypatch.chdir(public_folder / "below")
+    assert play(lambda _: boxed("/bin/sh", "../agent.sh", "#" * 300), TASK).reward == 1
+
+
+def test_a_folder_that_holds_the_home_is_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "people/ann"))
+    (tmp_path / "people/ann/venv").mkdir(parents=True)
+    (tmp_path / "people/ann/venv/pyvenv.cfg").write_text(f"home = {tmp_path}/people/ann/bin\n")
+    for shown in ("people", "people/ann", "people/ann/venv"):
+        with pytest.raises(ConfigError, match="holds the home folder"):
+            read_box_program(("mini",), (str(tmp_path / shown),))
 
 
 def test_a_program_that_is_checked_has_no_network() -> None:

@@ -272,6 +272,14 @@ def test_a_digest_of_an_image_becomes_a_keyed_one() -> None:
     assert one == image | {"sha256": one["sha256"]}
     assert "ab" * 32 not in str(clean)
     assert "ab" * 32 not in str(TrajectoryRedactor(b"j" * 32).redact_turn(turn))
+    plain = {"messages": [{"role": "user", "content": "Hi"}], "message": {"content": "ok"}, "prompt_ids": [1]}
+    said = plain | {"next_state": [{"role": "user", "content": [image]}]}
+    row = dict.fromkeys(("session_id", "turn_id", "agent", "untrainable"), "")
+    row |= {"hints_json": "[]", "next_state": "ab" * 32}
+    redactor = TrajectoryRedactor(b"k" * 32)
+    flat = redactor.redact_row(row, redactor.redact_turn(said))
+    assert flat is not None
+    assert flat["next_state"] == f"[image {one['sha256']}]"
 
 
 @pytest.mark.parametrize(("status", "kept"), [("done", True), ("failed", False), ("cancelled", False)])

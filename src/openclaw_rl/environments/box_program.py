@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -66,21 +67,49 @@ def read_box_program(words: Sequence[str], shown: Iterable[str]) -> BoxProgram:
     if not words:
         raise ConfigError("no program: give it after `--`, e.g. `-- python3 my_agent.py`")
     paths = [_existing_path(name) for name in shown]
-    command = [words[0] if "/" not in words[0] else str(Path(words[0]).absolute())]
+    command = [words[0] if "/" not in words[0] else str(_absolute_path(words[0]))]
     for word in words[1:]:
-        is_file = Path(word).is_file() if len(word) < 1024 else False
-        command.append(str(Path(word).absolute()) if is_file else word)
-        paths += [Path(word).absolute()] if is_file else []
+        is_file = _is_file(word)
+        command.append(str(_absolute_path(word)) if is_file else word)
+        paths += [_absolute_path(word)] if is_file else []
     paths += [base for path in paths if (base := _python_below(path)) is not None]
-    visible = {str(path): path for path in paths if _SYSTEM not in (path, *path.parents)}
+    visible = {str(path): path for path in paths if not _is_of_system(path)}
+    for path in visible.values():
+        _refuse_broad_folder(path)
     first = Path(command[0])
-    if first.is_absolute() and not any(path == first or path in first.parents for path in (*paths, _SYSTEM)):
+    if first.is_absolute() and not _is_of_system(first) and not any(first.is_relative_to(path) for path in paths):
         raise ConfigError(f"{first}: a program in a box sees /usr and what is named: add --show {first.parent}")
     return BoxProgram(command=tuple(command), shown=visible)
 
 
+def _absolute_path(name: str) -> Path:
+    """Return the path without "..", which no path in a box has, and with its links, which Python environments need."""
+    return Path(os.path.abspath(name))  # noqa: PTH100
+
+
+def _is_file(word: str) -> bool:
+    try:
+        return Path(word).is_file()
+    except OSError:  # e.g. longer than a name may be
+        return False
+
+
+def _is_of_system(path: Path) -> bool:
+    """Return whether every box has the path: below /usr, or below a link to there, such as /bin."""
+    return any(_SYSTEM in (one, *one.parents) for one in (path, path.resolve()))
+
+
+def _refuse_broad_folder(path: Path) -> None:
+    """Raise `ConfigError` for a folder that holds the user's home, and with it keys that no model should read."""
+    home = Path.home()
+    if home.resolve().is_relative_to(path.resolve()):
+        raise ConfigError(
+            f"a program in a box would see {path}, which holds the home folder {home}: show what it needs"
+        )
+
+
 def _existing_path(name: str) -> Path:
-    path = Path(name).absolute()
+    path = _absolute_path(name)
     if not path.exists():
         raise ConfigError(f"--show {name}: no such file or folder")
     return path
@@ -93,7 +122,7 @@ def _python_below(folder: Path) -> Path | None:
         return None
     pairs = (line.partition("=") for line in file.read_text(encoding="utf-8").splitlines())
     home = {name.strip(): value.strip() for name, _, value in pairs}.get("home")
-    return Path(home).parent if home else None
+    return Path(home).resolve().parent if home else None
 
 
 def _gateway_address(ticket: EpisodeTicket) -> tuple[str, int]:

@@ -62,6 +62,10 @@ class ControlTokenText:
         """Whether a text in `value` (JSON) contains a control token, or could become one in the template."""
         return not self._is_empty and any(self._continues_tag(t) or self._pattern.search(t) for t in _texts(value))
 
+    def occurs_whole(self, value: Any) -> bool:
+        """Whether a text in `value` (JSON) contains a whole control token. Marks do not count."""
+        return any(token in remove_marks(text) for text in _texts(value) for token in self.tokens)
+
     def mark(self, value: _T) -> _T:
         """Return `value` (JSON) with a mark in every occurrence; without occurrences, `value` itself."""
         return self._mark_value(value) if self.occurs_in(value) else value

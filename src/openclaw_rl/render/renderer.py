@@ -123,6 +123,10 @@ class Renderer:
         """Whether a prepared message has the text of a control token that acts as such."""
         return self._acting.occurs_in(_without_role(ready))
 
+    def has_literal_token(self, value: Any) -> bool:
+        """Whether prepared messages or tools, or variables, have the text of a whole control token that is no token."""
+        return self._literal.occurs_whole(value)
+
     def text(
         self,
         messages: Sequence[Message],

@@ -44,13 +44,16 @@ def leases_folder() -> Path:
 
     Boxes of root run as another user, who must be able to pass through the folder, but not to list it.
     """
-    user = os.geteuid()
-    folder = Path(tempfile.gettempdir()) / f"openclaw-rl-boxes-{user}"
+    user, folder = os.geteuid(), _leases_path()
     folder.mkdir(mode=0o711, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != user or found.st_mode & 0o022:
         raise SandboxError(f"{folder} belongs to another user or others can write to it: remove it, or set TMPDIR")
     return folder
+
+
+def _leases_path() -> Path:
+    return Path(tempfile.gettempdir()) / f"openclaw-rl-boxes-{os.geteuid()}"
 
 
 @dataclass(slots=True)
@@ -116,11 +119,15 @@ def leased_folder() -> Iterator[Path]:
 def sweep_leases() -> int:
     """Remove what dead owners left; return the number of leases that were removed."""
     removed = 0
-    for folder in leases_folder().iterdir():
+    for folder in _list_leases():
         with contextlib.suppress(OSError):  # another owner is removing it, or it is in use
             removed += _sweep_lease(folder)
-    remove_abandoned(find_parents(), {folder.name for folder in leases_folder().iterdir()})
+    remove_abandoned(find_parents(), {folder.name for folder in _list_leases()})
     return removed
+
+
+def _list_leases() -> list[Path]:
+    return list(leases_folder().iterdir()) if _leases_path().exists() else []
 
 
 @cache

@@ -13,6 +13,7 @@ from itertools import groupby
 from typing import Any
 
 from openclaw_rl.common.images.image_prompt import image_digest
+from openclaw_rl.common.message_hash import message_text
 from openclaw_rl.store.rows import from_json, to_json
 from openclaw_rl.trajectories.pii import KINDS, scrub_text
 from openclaw_rl.trajectories.schema import prompt_and_response
@@ -24,7 +25,7 @@ _ENCODED_KEYS = ("messages", "message", "tools", "template", "lessons")  # what 
 _SUMMARY_KEYS = ("prompt", "response")
 _TOKEN_KEYS = ("prompt_ids", "response_ids", "logprobs", "mask", "spans", "identity")
 _ROW_NAME_KEYS = ("session_id", "turn_id", "agent")
-_ROW_TEXT_KEYS = ("next_state", "untrainable")
+_ROW_TEXT_KEYS = ("untrainable",)
 
 
 class TrajectoryRedactor:
@@ -93,6 +94,8 @@ class TrajectoryRedactor:
             return None
         names = {key: self.redact_name(row[key]) for key in _ROW_NAME_KEYS}
         texts = {key: self.redact_text(row[key]) for key in _ROW_TEXT_KEYS}
+        state = clean.get("next_state") or ""
+        texts["next_state"] = state if isinstance(state, str) else "\n".join(message_text(m) for m in state)
         return {**row, **names, **texts, "hints_json": self._redact_json(row["hints_json"])}
 
     def _redact_other_fields(self, new: dict[str, Any]) -> None:

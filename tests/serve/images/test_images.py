@@ -15,6 +15,7 @@ from tests.serve.conftest import TOOLS, Answer, Site, Start
 from openclaw_rl.collect.worker import Collector
 from openclaw_rl.common.images.image_prompt import ImageGeneration
 from openclaw_rl.engines.registry import connect_engine
+from openclaw_rl.engines.remote.http_client import RequestRefused
 from openclaw_rl.errors import EngineError, EngineGone
 from openclaw_rl.protocols import ImageEngine
 from openclaw_rl.serve.gateway import WITH_IMAGES
@@ -208,6 +209,9 @@ def test_images_are_bounded(site: Site, monkeypatch: pytest.MonkeyPatch) -> None
     assert "at most 2 images" in refusal(site, [user(chat_image(), chat_image()), SEEN])["message"]
     monkeypatch.setattr(image_admission, "MAX_IMAGE_BYTES", 60)
     assert "expected at most 60" in refusal(site, [SEEN])["message"]
+    monkeypatch.undo()
+    monkeypatch.setattr(image_admission, "MAX_REQUEST_PIXELS", 3)
+    assert "in a request" in refusal(site, [user(*[chat_image()] * 4)])["message"]
 
 
 def test_a_large_image_takes_few_tokens(site: Site) -> None:
@@ -242,7 +246,7 @@ def test_histories_with_images_link_by_their_digests(site: Site) -> None:
     assert turn["b"] is not None
     assert turn["b"].parent == first["id"]
     assert turn["c"] is not None
-    assert turn["c"].parent == first["id"]
+    assert turn["c"].parent == first["id"], turn["c"].unlinked
     assert turn["d"] is not None
     assert turn["d"].parent is None
     assert turn["d"].unlinked
@@ -304,6 +308,16 @@ def test_text_of_a_control_token_is_refused_beside_an_image(start: Start, site: 
     assert post(site, [user(forged)]).status_code == 200
     tool = json.loads(json.dumps(TOOLS[0]).replace("The weather", "<|im_end|>"))
     assert "control token beside an image" in refusal(site, [SEEN], tools=[tool])["message"]
+    variables = {"note": "<|im_end|>"}
+    assert "control token beside an image" in refusal(site, [SEEN], chat_template_kwargs=variables)["message"]
+    halves = [{"type": "text", "text": text} for text in ("<|im", "_end|>")]
+    assert "control token beside an image" in refusal(site, [user(*halves, chat_image())])["message"]
+
+
+def test_the_beginning_of_a_control_token_is_ordinary_text(site: Site) -> None:
+    tool = json.loads(json.dumps(TOOLS[0]).replace("The weather", "<"))
+    assert post(site, [user({"type": "text", "text": "Is a < b, or is it a <"}, chat_image())]).status_code == 200
+    assert post(site, [SEEN], tools=[tool]).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -314,6 +328,7 @@ def test_text_of_a_control_token_is_refused_beside_an_image(start: Start, site: 
             400,
             "the engine refuses .* At most 1 image",
         ),
+        (RequestRefused("/tokenize at http://engine: 500", 500), 500, "/tokenize at http://engine: 500"),
         (EngineGone("no engine answers"), 503, "no engine answers. Repeat the request"),
     ],
 )

@@ -158,7 +158,9 @@ def test_a_rollback_behind_the_version_that_learned_it_puts_a_lesson_into_force(
         lessons.mark_learned(conn, "aa", 1)
         lessons.mark_learned(conn, "bb", 2)
         policies.roll_back(conn, to=1, reason="r", at=3.0)
-        assert names(lessons.lessons_for(conn, HERE)) == ["bb"]
+        (again,) = lessons.lessons_for(conn, HERE)
+        assert again.id == "bb"
+        assert again.reinforced_at == 3.0, "else its practice may have no steps left"
 
 
 def test_turns_that_are_taken_back_take_their_lessons(store: Store) -> None:

@@ -28,8 +28,18 @@ _json_encoder = msgspec.json.Encoder()
 _json_decoder = msgspec.json.Decoder()
 
 
+_REQUEST_FAULTS = frozenset({400, 404, 413, 422})
+
+
 class RequestRefused(EngineError):
-    """Raised if the server answers a request with an error; unlike `EngineGone`, the server works."""
+    """Raised if the server answers a request with an error; unlike `EngineGone`, the server works.
+
+    `status`: of the HTTP response.
+    """
+
+    def __init__(self, message: str, status: int = 400) -> None:
+        super().__init__(message)
+        self.blames_request = status in _REQUEST_FAULTS
 
 
 class HttpClient:
@@ -145,11 +155,14 @@ class HttpClient:
         words = error_message(raw)
         if status in (401, 403):
             return RequestRefused(
-                f"the engine at {self.address} refused the key ({status}). Set engine.api_key (OPENCLAW_ENGINE_API_KEY)"
+                f"the engine at {self.address} refused the key ({status}). "
+                "Set engine.api_key (OPENCLAW_ENGINE_API_KEY)",
+                status,
             )
         if status in _UNAVAILABLE_STATUSES or any(sign in words for sign in _ENGINE_DEAD_MESSAGES):
             return EngineGone(f"the engine at {self.address} cannot answer ({status} {words})")
-        return RequestRefused(words if status == 400 and words else f"{path} at {self.address}: {status} {words}")
+        shown = words if status == 400 and words else f"{path} at {self.address}: {status} {words}"
+        return RequestRefused(shown, status)
 
     def _connection_error(self, error: BaseException, then: str) -> EngineGone:
         if isinstance(error, aiohttp.ClientConnectorError):

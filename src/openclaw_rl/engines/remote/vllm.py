@@ -25,7 +25,7 @@ from openclaw_rl.engines.remote.engine import BASE_WEIGHTS, RemoteEngine
 from openclaw_rl.engines.remote.http_client import HEALTH_TIMEOUT, HttpClient, RequestRefused
 from openclaw_rl.engines.remote.loaded_versions import LoadedVersion, adapter_name, full_weights_name, owner_of
 from openclaw_rl.engines.remote.server_process import version_numbers
-from openclaw_rl.errors import EngineError, EngineGone
+from openclaw_rl.errors import EngineError
 from openclaw_rl.settings.load import Config, EngineConfig
 from openclaw_rl.types import Chunk, Generation, Ids, Logprobs, PolicyRef, Sampling
 
@@ -126,10 +126,10 @@ class VllmEngine(RemoteEngine):
         """Return whether the server renders a conversation with an image; one with a text model refuses it."""
         try:
             return bool(await self._render_chat(chat_api.probe_prompt()))
-        except EngineGone:
+        except RequestRefused as error:
+            if error.blames_request:
+                return False
             raise
-        except EngineError:
-            return False
 
     async def render_images(self, prompt: ImagePrompt) -> Ids:
         """See `protocols.ImageEngine`. Adapters do not change what is rendered, so the base is asked."""

@@ -108,18 +108,17 @@ def _read_image(block: ContentBlock, place: str) -> dict[str, Any] | None:
 
 
 def _join_parts(parts: Sequence[str | dict[str, Any]]) -> str | list[dict[str, Any]]:
-    """Return texts as one text, a line each; with images between them as parts."""
+    """Return texts as one text, a line each; with images between them as parts, as in the other APIs."""
     if all(isinstance(part, str) for part in parts):
         return "\n".join(str(part) for part in parts)
     out: list[dict[str, Any]] = []
     for part in parts:
-        before = "\n" if out else ""
         if not isinstance(part, str):
             out.append(part)
         elif out and "text" in out[-1]:
-            out[-1]["text"] += before + part
+            out[-1]["text"] += f"\n{part}"
         else:
-            out.append({"type": "text", "text": before + part})
+            out.append({"type": "text", "text": part})
     return out
 
 

@@ -27,6 +27,7 @@ MAX_IMAGES = 64
 """Images of one request, the earlier ones of its conversation included."""
 MAX_IMAGE_BYTES = 20 * 2**20
 MAX_IMAGE_PIXELS = 7680 * 4320
+MAX_REQUEST_PIXELS = 4 * MAX_IMAGE_PIXELS  # of all images of a request: 64 of 1920 x 1080
 MAX_IMAGE_SIDE = 16384  # pixels
 _DATA_URL = re.compile(r"data:(image/[\w.+-]+);base64,", re.ASCII | re.IGNORECASE)
 _SHOWN_CHARS = 60  # of a URL in an error message
@@ -77,7 +78,7 @@ class _ImageReader:
     """Reads the images of one request. `urls`: digest -> data URL."""
 
     def __init__(self, field: str) -> None:
-        self._field, self._count = field, 0
+        self._field, self._count, self._pixels = field, 0, 0
         self.urls: dict[str, str] = {}
 
     def read(self, message: Message) -> Message:
@@ -116,6 +117,12 @@ class _ImageReader:
             raise self._error(
                 f"it has {width} x {height} pixels; expected 1 to {MAX_IMAGE_SIDE} on a side, and at most "
                 f"{MAX_IMAGE_PIXELS} in all. Scale it down"
+            )
+        self._pixels += width * height
+        if self._pixels > MAX_REQUEST_PIXELS:
+            raise self._error(
+                f"with those before it, it has {self._pixels} pixels; expected at most {MAX_REQUEST_PIXELS} in a "
+                "request. Scale them down, or leave out the oldest"
             )
 
     def _error(self, problem: str) -> RequestError:

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # segments that state the size
-_MAX_SEGMENTS = 4096  # of a JPEG, before the one that states the size
+_MAX_SEGMENTS = 4096  # parts of a file before its pixels
+_JPEG_SCAN = 0xDA
+_GIF_FRAME, _GIF_EXTENSION = 0x2C, 0x21
 _JPEG_BARE = frozenset({0x01, *range(0xD0, 0xD9)})  # markers without a length
 
 
@@ -29,13 +31,44 @@ def read_header(data: bytes) -> ImageHeader | None:
 
 
 def _read_png(data: bytes) -> ImageHeader | None:
+    """Read the size; None if it is stated again before the pixels, of which decoders take the last."""
     width, height = struct.unpack_from(">II", data, 16)
-    return ImageHeader("image/png", width, height) if data[12:16] == b"IHDR" else None
+    at = 8
+    for number in range(_MAX_SEGMENTS):
+        (length,) = struct.unpack_from(">I", data, at)
+        kind = data[at + 4 : at + 8]
+        if (kind == b"IHDR") != (number == 0):
+            return None
+        if kind == b"IDAT":
+            return ImageHeader("image/png", width, height)
+        at += 12 + length
+    return None
 
 
 def _read_gif(data: bytes) -> ImageHeader | None:
-    width, height = struct.unpack_from("<HH", data, 6)
-    return ImageHeader("image/gif", width, height) if data[4:6] in (b"7a", b"9a") else None
+    """Read the size that holds the screen and the first frame, which decoders enlarge the screen for."""
+    width, height, flags = struct.unpack_from("<HHB", data, 6)
+    if data[4:6] not in (b"7a", b"9a"):
+        return None
+    at = 13 + (3 << (flags & 7) + 1 if flags & 0x80 else 0)
+    for _ in range(_MAX_SEGMENTS):
+        if data[at] == _GIF_FRAME:
+            left, top, own_width, own_height = struct.unpack_from("<HHHH", data, at + 1)
+            return ImageHeader("image/gif", max(width, left + own_width), max(height, top + own_height))
+        if data[at] != _GIF_EXTENSION:
+            return None
+        at = _skip_gif_blocks(data, at + 2)
+    return None
+
+
+def _skip_gif_blocks(data: bytes, at: int) -> int:
+    """Return where the blocks of an extension end: each begins with its length, and one of length 0 is the last."""
+    for _ in range(_MAX_SEGMENTS):
+        length = data[at]
+        at += 1 + length
+        if length == 0:
+            return at
+    raise IndexError("too many blocks")
 
 
 def _read_webp(data: bytes) -> ImageHeader | None:
@@ -53,7 +86,8 @@ def _read_webp(data: bytes) -> ImageHeader | None:
 
 
 def _read_jpeg(data: bytes) -> ImageHeader | None:
-    at = 2
+    """Read the size; None if it is stated again before the pixels, of which decoders take the last."""
+    at, found = 2, None
     for _ in range(_MAX_SEGMENTS):
         marker = data[at + 1] if data[at] == 0xFF else 0
         if marker == 0xFF:  # a fill byte
@@ -61,8 +95,13 @@ def _read_jpeg(data: bytes) -> ImageHeader | None:
         elif marker in _JPEG_BARE:
             at += 2
         elif marker in _JPEG_FRAMES:
+            if found is not None:
+                return None
             height, width = struct.unpack_from(">HH", data, at + 5)
-            return ImageHeader("image/jpeg", width, height)
+            found = ImageHeader("image/jpeg", width, height)
+            at += 2 + int(struct.unpack_from(">H", data, at + 2)[0])
+        elif marker == _JPEG_SCAN:
+            return found
         elif marker == 0:
             return None
         else:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from openclaw_rl.common.images.image_prompt import ImagePrompt
 from openclaw_rl.errors import EngineError, EngineGone
 from openclaw_rl.protocols import ImageEngine
-from openclaw_rl.render.control_tokens import has_marks
 from openclaw_rl.render.renderer import RenderedPrompt, Renderer
 from openclaw_rl.serve.chat_request import ChatRequest, ReplyFailed, field_error
 from openclaw_rl.serve.message_features import MessageFeatures, ToolFeatures
@@ -33,7 +33,10 @@ class ImageRenderer:
         """
         if ask.prefix is not None:
             raise field_error(ask.prompt_field, "a reply cannot continue a message of the client beside an image.")
-        if any(has_marks(f.template_message) for f in features) or has_marks(tools.template_tools):
+        contents = [f.template_message.get("content") for f in features]
+        joined = [_join_texts(content) for content in contents if isinstance(content, list)]
+        said = [f.template_message for f in features], tools.template_tools, ask.template_variables, joined
+        if self._renderer.has_literal_token(said):
             raise field_error(ask.prompt_field, _CONTROL_TOKEN)
         self._renderer.template.check_variables(ask.template_variables)
         conversation = ImagePrompt(
@@ -44,5 +47,12 @@ class ImageRenderer:
         except EngineGone as error:
             raise ReplyFailed(f"{error}. Repeat the request", status=503, code="engine_gone") from error
         except EngineError as error:
+            if not error.blames_request:
+                raise ReplyFailed(str(error), status=500, code="engine_error") from error
             raise field_error(ask.prompt_field, f"the engine refuses this conversation with images: {error}") from error
         return RenderedPrompt(prompt_ids=ids, thinking=self._renderer.opens_thinking(ids)), conversation
+
+
+def _join_texts(parts: Sequence[Any]) -> str:
+    """Return the texts of a message as one, because the template may write them one after the other."""
+    return "".join(str(part.get("text") or "") for part in parts if isinstance(part, Mapping))

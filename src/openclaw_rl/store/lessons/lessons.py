@@ -265,9 +265,14 @@ def mark_learned(conn: Connection, id: str, version: int, *, at: float | None = 
         events.append(conn, "lesson.learned", id, {"version": version}, time.time() if at is None else at)
 
 
-def unlearn_versions(conn: Connection, versions: Collection[int]) -> None:
-    """Put the lessons into force that the weights follow only since one of these versions."""
+def unlearn_versions(conn: Connection, versions: Collection[int], *, at: float) -> None:
+    """Put the lessons into force that the weights follow only since one of these versions.
+
+    They are practised as if they had been said again at this time.
+    """
     learned = t.lessons.c.learned_version.in_(versions)
+    for id_ in list(conn.execute(select(t.lessons.c.id).where(learned)).scalars()):
+        renew(conn, id_, at=at)
     conn.execute(update(t.lessons).where(learned).values(state=LessonState.ACTIVE.value, learned_version=None))
 
 

@@ -153,7 +153,7 @@ def seconds_of_last_hour(conn: Connection, now: float) -> float:
         select(x.admitted_at, x.finished_at, func.min(t.uses.c.policy).label("version"))
         .join(t.turns, c.seq == x.seq)
         .outerjoin(t.uses, t.uses.c.turn == c.id)
-        .where(_IS_PRACTICE, x.finished_at > now - HOUR_SECONDS)
+        .where(_IS_PRACTICE, x.finished_at > now - HOUR_SECONDS, x.finished_at <= now)
         .group_by(c.id)
     )
     rows = conn.execute(made).all()

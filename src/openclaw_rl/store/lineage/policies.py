@@ -226,7 +226,7 @@ def _leave_versions(
     others = {version for current in set(read_heads(conn).values()) for version in lineage(conn, current)}
     gone = [version for version in left if version not in others]
     conn.execute(_mark_rolled_back, {"versions": gone, "why": reason})
-    lessons.unlearn_versions(conn, gone)
+    lessons.unlearn_versions(conn, gone, at=at)
     policy_marks.record_head_move(conn, name, old=old, to=to, left=left, reason=reason, automatic=automatic, at=at)
 
 
