@@ -105,7 +105,7 @@ def test_images_stand_between_the_texts_of_their_message() -> None:
     shown = [text("a"), text("b"), picture, text("c")]
     tool, user = decode([{"role": "user", "content": [*shown, result]}]).messages
     assert tool["content"] == [text("The page:"), image]
-    assert user["content"] == [text("a\nb"), image, text("\nc")]
+    assert user["content"] == [text("a\nb"), image, text("c")]
     linked = {"type": "image", "source": {"type": "url", "url": "https://example.com/a.png"}}
     (message,) = decode([{"role": "user", "content": [linked]}]).messages
     assert message["content"] == [{"type": "image", "url": "https://example.com/a.png"}]
