@@ -26,6 +26,15 @@ def start(home: Path, folder: Path, sub: str, *options: str) -> subprocess.Popen
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
 
+def test_training_on_a_task_needs_no_home(public_folder: Path, tmp_path: Path) -> None:
+    options = ("--group", "2", "--agent", "text", "--limit-seconds", "60")
+    command = start(tmp_path / "home", public_folder, "train", *options)
+    out, err = command.communicate(timeout=300)
+    assert command.returncode == 0, err
+    assert "greeting-file: fit" in out
+    assert "2 done, 0 void" in out + err
+
+
 def test_a_task_is_checked_played_and_leaves_nothing(public_folder: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
     with SubprocessSystem(scratch_config(home, {"train.method": "groups"})) as system:

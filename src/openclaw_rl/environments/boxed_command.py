@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from openclaw_rl.environments.box_program import BoxProgram
-from openclaw_rl.environments.command_source import read_outcome, write_task
+from openclaw_rl.environments.command_source import FolderRunner, read_outcome, write_task
 from openclaw_rl.environments.program import ProgramEnd
 from openclaw_rl.environments.types import EnvironmentTask, EpisodeTicket, PlayLimits, PlayOutcome, void_outcome
 from openclaw_rl.errors import SandboxError
@@ -22,24 +22,12 @@ _LOOK_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BoxedCommandRunner:
+class BoxedCommandRunner(FolderRunner):
     """Runs a program for each episode, in a box of its own. `granted`: further environment variables."""
 
     program: BoxProgram
     sandbox: SandboxConfig
     granted: Mapping[str, str] = field(default_factory=dict)
-
-    def open_runner(self, folder: str) -> None:
-        """Do nothing: the episodes share nothing."""
-
-    async def close_runner(self) -> None:
-        """Do nothing."""
-
-    async def play_episode(
-        self, task: EnvironmentTask, ticket: EpisodeTicket, folder: str, limits: PlayLimits
-    ) -> PlayOutcome:
-        """Run the program with the ticket and return its outcome."""
-        return await self.run_in_folder(task, folder, limits, ticket)
 
     async def run_in_folder(
         self, task: EnvironmentTask, folder: str, limits: PlayLimits, ticket: EpisodeTicket | None

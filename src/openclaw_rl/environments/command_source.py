@@ -34,7 +34,21 @@ from openclaw_rl.errors import ConfigError
 
 
 class FolderRunner(EpisodeRunner, Protocol):
-    """Plays episodes by a program, which also runs without a policy, to check tasks."""
+    """Base of runners of separate programs, which also run without a policy, to check tasks."""
+
+    def open_runner(self, folder: str) -> None:
+        """Do nothing: the episodes share nothing."""
+        return
+
+    async def close_runner(self) -> None:
+        """Do nothing."""
+        return
+
+    async def play_episode(
+        self, task: EnvironmentTask, ticket: EpisodeTicket, folder: str, limits: PlayLimits
+    ) -> PlayOutcome:
+        """Run the program with the ticket and return its outcome."""
+        return await self.run_in_folder(task, folder, limits, ticket)
 
     async def run_in_folder(
         self, task: EnvironmentTask, folder: str, limits: PlayLimits, ticket: EpisodeTicket | None
@@ -76,24 +90,12 @@ class CommandSource:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CommandRunner:
+class CommandRunner(FolderRunner):
     """Runs a program for each episode. `command`: from `resolve_command`."""
 
     command: Sequence[str]
     granted: Mapping[str, str] = field(default_factory=dict)
     search_path: str
-
-    def open_runner(self, folder: str) -> None:
-        """Do nothing: the episodes share nothing."""
-
-    async def close_runner(self) -> None:
-        """Do nothing."""
-
-    async def play_episode(
-        self, task: EnvironmentTask, ticket: EpisodeTicket, folder: str, limits: PlayLimits
-    ) -> PlayOutcome:
-        """Run the program with the ticket and return its outcome."""
-        return await self.run_in_folder(task, folder, limits, ticket)
 
     async def run_in_folder(
         self, task: EnvironmentTask, folder: str, limits: PlayLimits, ticket: EpisodeTicket | None

@@ -67,7 +67,7 @@ class BatchRelay:
     def _read_answers(self) -> bool:
         """Handle the lines that are there. Return False at the end of the input."""
         more = os.read(self._source, 1 << 20)
-        *lines, self._received = (self._received + more).split(b"\n")
+        *lines, self._received = (self._received + (more or b"\n")).split(b"\n")  # the last line may have no end
         for line in filter(None, lines):
             try:
                 self._handle_answer(_parse_answer(line))
