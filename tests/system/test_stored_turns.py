@@ -19,6 +19,7 @@ from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.store import exchanges, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies
+from openclaw_rl.store.lineage.policy_marks import freeze_training
 from openclaw_rl.store.schema import exchanges as exchange_table
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_config
 from openclaw_rl.types import Exchange, ExchangeStatus, Policy
@@ -42,8 +43,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Subproces
                     await asyncio.sleep(0.2)
 
         asyncio.run(talk())
-        system.wait_until_settled()
         store = Store.open(system.config.store_path, create=False)
+        with store.write() as conn:
+            freeze_training(conn, time.time())  # the crowd leaves more turns than are trained on in a minute
+        system.wait_until_settled()
         yield system, ledger, store
         store.close()
 

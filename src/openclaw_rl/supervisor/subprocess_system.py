@@ -10,6 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -31,6 +32,24 @@ from openclaw_rl.supervisor.supervisor import prepare_home, read_key
 
 READY_TIMEOUTS = {"embedded": 120.0}  # seconds, per backend
 _DEFAULT_READY_TIMEOUT = 600.0  # a server may load a large model and compile it
+
+
+@dataclass(frozen=True, slots=True)
+class _LearningState:
+    """What a system has still to learn. `unjudged`: the first turn that waits for a verdict. `untrained`: a count."""
+
+    head: int = -1
+    served: int = -1
+    unjudged: str | None = None
+    untrained: int = 0
+
+    @property
+    def is_settled(self) -> bool:
+        return self.unjudged is None and not self.untrained and self.served == self.head
+
+    def __str__(self) -> str:
+        waiting = f"turn {self.unjudged} waits for a verdict" if self.unjudged else "every turn is judged"
+        return f"{waiting}, {self.untrained} wait to be trained on, head {self.head}, served {self.served}"
 
 
 def scratch_config(home: Path, settings: Mapping[str, Any] | None = None) -> Config:
@@ -94,27 +113,27 @@ class SubprocessSystem:
         """Wait until all turns so far are judged and trained on and the result is served; return the served version.
 
         That is: for `quiet` seconds no closed turn waits for a verdict, fewer turns wait than make a batch, and the
-        newest version is served and does not change. While training is frozen, no batch is waited for. While practice
-        still publishes versions, it returns after `timeout` seconds. Else it raises `OpenClawError` then.
+        newest version is served and does not change. While training is frozen, no batch is waited for. It raises
+        `OpenClawError` once `timeout` seconds pass in which no turn is judged or trained on. While practice still
+        publishes versions, it returns `timeout` seconds after the last turn was trained on.
         """
-        end, since, known = time.monotonic() + timeout, time.monotonic(), -1
-        state, is_learning = "", True
+        end, since, known = time.monotonic() + timeout, time.monotonic(), _LearningState()
         with Store.open(self.config.store_path, create=False) as store:
             while time.monotonic() < end:
-                with store.read() as conn:
-                    head = policies.head(conn).version
-                    unjudged, untrained = bool(turns.closed_turns(conn, 1)), self._has_full_batch(conn, head)
-                served = self._served_version()
-                if head != known or unjudged or untrained or served != head:
-                    known, since = head, time.monotonic()
-                    state = f"unjudged turns: {unjudged}, a full batch: {untrained}, head {head}, served {served}"
-                    is_learning = unjudged or untrained
-                elif time.monotonic() - since >= quiet:
-                    return head
+                state = self._learning_state(store)
+                if state != known:
+                    since = time.monotonic()
+                    if (state.unjudged, state.untrained) != (known.unjudged, known.untrained):
+                        end = since + timeout
+                    known = state
+                elif state.is_settled and time.monotonic() - since >= quiet:
+                    return state.head
                 time.sleep(0.1)
-        if not is_learning and self.practises:
+            with store.read() as conn:
+                notes = "\n".join(f"{beat.name}: {beat.note}" for beat in heartbeats.read_heartbeats(conn))
+        if self.practises and not known.unjudged and not known.untrained:
             return self._served_version()
-        raise OpenClawError(f"still learning after {timeout:g} s ({state}):\n{self.log_tail()}")
+        raise OpenClawError(f"nothing was learned for {timeout:g} s: {known}\n{notes}\n{self.log_tail()}")
 
     @property
     def practises(self) -> bool:
@@ -137,13 +156,23 @@ class SubprocessSystem:
                 seen(next((beat.note for beat in beats if beat.name == "train"), ""))
                 time.sleep(0.25)
 
-    def _has_full_batch(self, conn: Connection, head: int) -> bool:
+    def _learning_state(self, store: Store) -> _LearningState:
+        with store.read() as conn:
+            head, waiting = policies.head(conn).version, turns.closed_turns(conn, 1)
+            untrained = self._count_untrained(conn, head)
+        return _LearningState(
+            head=head, served=self._served_version(), unjudged=waiting[0].turn if waiting else None, untrained=untrained
+        )
+
+    def _count_untrained(self, conn: Connection, head: int) -> int:
+        """Return how many turns wait, or how many groups up to a batch; 0 if training is frozen or no batch is full."""
         if frozen_since(conn) is not None:
-            return False
+            return 0
         train, method = self.config.train, make_method(self.config.train)
         if method.uses_episodes:
             limit = train.batch.min_groups
-            return len(trainable_groups(conn, head=head, limit=limit, max_uses=train.batch.max_uses)) >= limit
+            groups = len(trainable_groups(conn, head=head, limit=limit, max_uses=train.batch.max_uses))
+            return groups if groups >= limit else 0
         waiting = count_trainable(
             conn,
             head=head,
@@ -151,7 +180,7 @@ class SubprocessSystem:
             need_score=method.uses_reward,
             need_hint=method.uses_hints,
         )
-        return waiting >= train.batch.min_step_turns
+        return waiting if waiting >= train.batch.min_step_turns else 0
 
     def _served_version(self) -> int:
         return int(read_readiness(self.base_url, self.config.serve.api_key)["version"])
