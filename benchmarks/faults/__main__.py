@@ -96,6 +96,14 @@ class ProgressView:
         if result is not None:
             self.finish_one(name, result.violations)
 
+    def show_sample(self, sample: soak.SoakSample) -> None:
+        """Show how far a soak is: on a terminal always, else every minute."""
+        memory = ", ".join(f"{name} {size:.0f}" for name, size in sample.memory.items())
+        self._progress.update(self._task, advance=1, description=f"{sample.replies} replies, version {sample.head}")
+        if not self._console.is_terminal and sample.at % 60 < soak.SAMPLE_SECONDS:
+            text = f"  {sample.at / 60:.0f} min: {sample.replies} replies, version {sample.head}; MB: {memory}"
+            self._console.print(text, markup=False, soft_wrap=True)
+
     def finish_one(self, name: str, violations: tuple[str, ...] | list[str]) -> None:
         self._progress.advance(self._task)
         for line in violations[:3]:
@@ -172,8 +180,11 @@ class FaultRun:
         self.view.start_plan("soak", int(self.given.soak * 60 / soak.SAMPLE_SECONDS))
         with tempfile.TemporaryDirectory(prefix="soak-") as work:
             config = scratch_config(Path(work) / "home", SETTINGS | soak.SETTINGS)
-            seen = lambda _: self.view.finish_one("soak", [])  # noqa: E731
-            self.report.samples = asyncio.run(soak.run_soak(config, self.given.soak, self.given.out / "soak", seen))
+            asyncio.run(soak.run_soak(config, self.given.soak, self.given.out / "soak", self._show_sample))
+
+    def _show_sample(self, sample: soak.SoakSample) -> None:
+        self.report.samples.append(sample)
+        self.view.show_sample(sample)
 
 
 def merge_reports(outs: Sequence[Path], docs: Path | None) -> None:

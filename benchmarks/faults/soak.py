@@ -14,6 +14,7 @@ from benchmarks.faults.live_system import PROCESSES, LiveSystem
 from benchmarks.long_prompts import resident_mb
 
 from openclaw_rl.settings.load import Config
+from openclaw_rl.status.report import folder_size
 
 SETTINGS = {"engine.prefix_cache_tokens": 4096}  # full before growth is measured: a cache that fills is no leak
 SAMPLE_SECONDS = 5.0
@@ -45,20 +46,10 @@ def take_sample(live: LiveSystem, at: float, replies: int) -> SoakSample:
         memory={name: resident_mb(pid) for name, pid in pids.items()},
         descriptors={name: len(list(Path(f"/proc/{pid}/fd").iterdir())) for name, pid in pids.items()},
         store_kb=sum(file.stat().st_size for file in home.glob("store.db*")) / 1e3,
-        versions_mb=_folder_bytes(live.config.policies_dir) / 1e6,
+        versions_mb=folder_size(live.config.policies_dir) / 1e6,
         replies=replies,
         head=live.head_version(),
     )
-
-
-def _folder_bytes(folder: Path) -> int:
-    total = 0
-    for file in folder.rglob("*"):
-        try:
-            total += file.stat().st_size
-        except FileNotFoundError:  # the trainer removed it meanwhile
-            continue
-    return total
 
 
 def find_violations(samples: list[SoakSample]) -> list[str]:
@@ -82,17 +73,15 @@ def find_violations(samples: list[SoakSample]) -> list[str]:
     return found
 
 
-async def run_soak(config: Config, minutes: float, out: Path, seen: Callable[[SoakSample], None]) -> list[SoakSample]:
-    """Run a system under load for some minutes, and return samples of its size."""
-    samples, log, load = [], open_log(out / "clients.jsonl"), USUAL_LOAD
+async def run_soak(config: Config, minutes: float, out: Path, seen: Callable[[SoakSample], None]) -> None:
+    """Run a system under load for some minutes. `seen` is called with a sample of its size every few seconds."""
+    log, load = open_log(out / "clients.jsonl"), USUAL_LOAD
     live = await asyncio.to_thread(LiveSystem, config)
     try:
         async with crowd(live.system, load.users, log, pause=load.pause, probe_pause=load.probe_pause):
             began = time.monotonic()
             while (passed := time.monotonic() - began) < minutes * 60:
                 await asyncio.sleep(SAMPLE_SECONDS)
-                samples.append(await asyncio.to_thread(take_sample, live, passed, len(log.finished)))
-                seen(samples[-1])
+                seen(await asyncio.to_thread(take_sample, live, passed, len(log.finished)))
     finally:
         await asyncio.to_thread(live.close)
-    return samples

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from openclaw_rl.status.report import (
     _render_gate,
     _render_newest_step,
     _render_untrainable_agent,
+    folder_size,
     untrainable_agents,
 )
 from openclaw_rl.types import PolicyState, Sampling
@@ -119,3 +122,26 @@ def test_each_reason_of_the_sampling_has_a_cure(sampling: dict[str, Any]) -> Non
     reason = Sampling(**sampling).untrainable_reason()
     assert reason is not None
     assert any(reason.startswith(start) for start in CURES)
+
+
+def test_the_size_of_a_folder_whose_versions_are_removed_meanwhile(tmp_path: Path) -> None:
+    """The trainer removes old versions while `status` counts."""
+    (tmp_path / "kept").write_bytes(b"x" * 7)
+    is_over = threading.Event()
+
+    def make_and_remove_versions() -> None:
+        while not is_over.is_set():
+            for name in ("a", "b", "c"):
+                (tmp_path / name / "adapter").mkdir(parents=True)
+                (tmp_path / name / "adapter" / "weights").write_bytes(b"y")
+            for name in ("a", "b", "c"):
+                shutil.rmtree(tmp_path / name)
+
+    trainer = threading.Thread(target=make_and_remove_versions)
+    trainer.start()
+    try:
+        sizes = {folder_size(tmp_path) for _ in range(500)}
+    finally:
+        is_over.set()
+        trainer.join()
+    assert sizes <= {7, 8, 9, 10}
