@@ -36,7 +36,7 @@ _DEFAULT_READY_TIMEOUT = 600.0  # a server may load a large model and compile it
 
 @dataclass(frozen=True, slots=True)
 class _LearningState:
-    """What a system has still to learn. `unjudged`: the first turn that waits for a verdict. `untrained`: a count."""
+    """Progress of a system that learns. `unjudged`: the first turn that waits for a verdict. `untrained`: a count."""
 
     head: int = -1
     served: int = -1
