@@ -41,6 +41,9 @@ GOOD_LOSS = """
 def compute_loss(policy_logits, reference_logits, rewards, advantages, config):
     return -(policy_logits * advantages).mean()
 """
+# Faults that restart a worker again and again must neither end the system nor delay its restarts as those of a worker
+# that cannot run.
+OFTEN_RESTARTED: dict[str, Any] = {"run.max_crashes": 1_000_000, "run.max_restart_delay": 1.0}
 BREAKAGES = {
     "raises": "raise RuntimeError('no licence')",
     "exits": "import os; os._exit(3)",
@@ -113,9 +116,8 @@ def process_plan(options: FaultOptions, folders: PlanFolders) -> FaultPlan:
     rows = [Fault(name="a damaged row", cause=causes.damaged_row, seconds=2.0, must_learn=True)]
     mixed = kills + repeat_each(stops + hangs + rows, options)
     random.Random(f"order/{options.seed}").shuffle(mixed)
-    # Restarts of hundreds of kills must neither end the system nor be delayed as those of a worker that cannot run.
-    many = {"run.max_crashes": 1_000_000, "run.max_restart_delay": 1.0, "run.heartbeat_timeout": HEARTBEAT_TIMEOUT}
-    config = scratch_config(folders.work / "processes" / "home", SETTINGS | many)
+    hanging = {"run.heartbeat_timeout": HEARTBEAT_TIMEOUT}
+    config = scratch_config(folders.work / "processes" / "home", SETTINGS | OFTEN_RESTARTED | hanging)
     return FaultPlan(name="processes", config=config, faults=mixed)
 
 
@@ -151,7 +153,7 @@ def disk_plan(options: FaultOptions, folders: PlanFolders) -> FaultPlan:
         folders.skipped |= dict.fromkeys(
             ("a full disk", "no room for versions"), "no filesystem can be mounted here: it needs root"
         )
-    config = scratch_config(home, SETTINGS | {"run.max_crashes": 1_000_000})
+    config = scratch_config(home, SETTINGS | OFTEN_RESTARTED)
     return FaultPlan(name="disk", config=config, faults=repeat_each(faults, options), **full)
 
 
@@ -207,7 +209,7 @@ def clock_plan(options: FaultOptions, folders: PlanFolders) -> FaultPlan | None:
             starts_trainer=True,
         ),
     ]
-    config = scratch_config(folders.work / "clock" / "home", SETTINGS | {"run.max_crashes": 1_000_000})
+    config = scratch_config(folders.work / "clock" / "home", SETTINGS | OFTEN_RESTARTED)
     return FaultPlan(name="clock", config=config, faults=repeat_each(faults, options), clock_file=file)
 
 
