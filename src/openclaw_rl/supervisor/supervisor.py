@@ -48,7 +48,7 @@ ENGINE_WORKERS = {"engine": lambda config: config, own.ENGINE_PROCESS: own.engin
 """Workers that run an engine, and their settings. They do not open the store; the supervisor writes their heartbeat."""
 SERVING_WORKERS = ("engine", "gateway")
 """Workers without which no request is answered: only these may end a system that serves."""
-_SERVING_DELAYS = (0.2, 5.0)  # seconds; first and longest delay before they are started again
+_SERVING_DELAYS = (0.2, 2.0)  # seconds; first and longest delay before they are started again
 _NICE_VALUES = {"collect": 5, "judge": 5, own.ENGINE_PROCESS: 5, "train": 10, "data": 10}
 LOADING_NICE = 3
 """Of a trainer that loads the model: it takes some seconds of a core, and half a minute with the later value."""
