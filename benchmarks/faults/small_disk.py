@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _PAGE = 4096  # bytes; the granularity of a tmpfs
+_RESIZE_ATTEMPTS = 20
 
 
 class SmallDisk:
@@ -23,15 +24,22 @@ class SmallDisk:
             raise PermissionError(f"no filesystem can be mounted here: {done.stderr.strip()}")
 
     def remove_room(self) -> None:
-        """Shrink the filesystem to what is in it: every further block fails with "no space left on device"."""
-        found = os.statvfs(self.folder)
-        self._resize(max((found.f_blocks - found.f_bfree) * found.f_frsize, _PAGE))
+        """Shrink the filesystem to what is in it: every further block fails with "no space left on device".
+
+        A size that is too small, because a file grew meanwhile, is refused; then it is tried again.
+        """
+        for attempt in range(_RESIZE_ATTEMPTS):
+            found = os.statvfs(self.folder)
+            size = max((found.f_blocks - found.f_bfree) * found.f_frsize, _PAGE)
+            if self._resize(size, check=attempt == _RESIZE_ATTEMPTS - 1):
+                return
 
     def restore_room(self) -> None:
-        self._resize(self._size)
+        self._resize(self._size, check=True)
 
-    def _resize(self, size: int) -> None:
-        _run_mount("-o", f"remount,size={size}", str(self.folder), check=True)
+    def _resize(self, size: int, *, check: bool) -> bool:
+        """Return whether the size was taken. With `check`, raises `CalledProcessError` if not."""
+        return _run_mount("-o", f"remount,size={size}", str(self.folder), check=check).returncode == 0
 
     def unmount(self) -> None:
         subprocess.run(["umount", "--lazy", str(self.folder)], capture_output=True, check=False)
