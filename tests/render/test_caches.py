@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
-from openclaw_rl.render.caches import TokenBudgetLRU, TwoGenerationLRU
+import numpy as np
+
+from openclaw_rl.render.caches import SampledTokens, TokenBudgetLRU, TwoGenerationLRU
 
 
 def test_the_least_recently_used_value_leaves_first() -> None:
-    cache: TokenBudgetLRU[list[int]] = TokenBudgetLRU(10)
+    cache: TokenBudgetLRU[list[int]] = TokenBudgetLRU(10, entry_tokens=0)
     cache.put(b"a", [0] * 6)
     cache.put(b"b", [0] * 4)
     assert cache.get(b"a") is not None
@@ -19,14 +22,27 @@ def test_the_least_recently_used_value_leaves_first() -> None:
 
 
 def test_a_value_larger_than_the_cache_is_not_kept_and_evicts_nothing() -> None:
-    cache: TokenBudgetLRU[list[int]] = TokenBudgetLRU(10)
+    cache: TokenBudgetLRU[list[int]] = TokenBudgetLRU(10, entry_tokens=0)
     cache.put(b"a", [0] * 10)
     cache.put(b"b", [0] * 11)
     assert (cache.get(b"a"), cache.get(b"b")) == ([0] * 10, None)
 
 
+def test_many_short_values_take_no_more_memory_than_their_ids_may() -> None:
+    """Conversations of a few words: their ids are the smaller part of what an entry takes."""
+    tokens = 2**18
+    cache: TokenBudgetLRU[SampledTokens] = TokenBudgetLRU(tokens)
+    tracemalloc.start()
+    for number in range(20_000):
+        ids = np.zeros(5, np.int32)
+        cache.put(number.to_bytes(32, "little"), SampledTokens(prompt_ids=ids, response_ids=ids.copy()))
+    taken = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert taken < 1.5 * tokens * np.dtype(np.int32).itemsize
+
+
 def test_threads_may_share_it() -> None:
-    cache: TokenBudgetLRU[list[int]] = TokenBudgetLRU(50)
+    cache: TokenBudgetLRU[list[int]] = TokenBudgetLRU(50, entry_tokens=0)
 
     def use(seed: int) -> None:
         for n in range(2000):

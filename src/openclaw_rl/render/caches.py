@@ -50,6 +50,7 @@ class TwoGenerationLRU(Generic[K, V]):
 
 
 DEFAULT_CACHE_TOKENS = 16 * 2**20  # 64 MiB of ids
+ENTRY_TOKENS = 128  # an entry takes 512 bytes beside its ids: key, objects, links
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +65,16 @@ class SampledTokens:
 
 
 class TokenBudgetLRU(Generic[Held]):
-    """Thread-safe LRU cache bounded by a number of tokens; `len(value)` is the number of tokens of a value."""
+    """Thread-safe LRU cache bounded by a number of tokens; `len(value)` is the number of tokens of a value.
 
-    def __init__(self, capacity: int = DEFAULT_CACHE_TOKENS) -> None:
-        self._entries: LRUCache[bytes, Held] = LRUCache(maxsize=capacity, getsizeof=len)
+    `entry_tokens`: counted for each entry in addition, so that many short values take no more memory than a few long
+    ones.
+    """
+
+    def __init__(self, capacity: int = DEFAULT_CACHE_TOKENS, *, entry_tokens: int = ENTRY_TOKENS) -> None:
+        self._entries: LRUCache[bytes, Held] = LRUCache(
+            maxsize=capacity, getsizeof=lambda value: len(value) + entry_tokens
+        )
         self._lock = threading.Lock()  # prompts of large requests are built in threads
 
     def put(self, key: bytes, value: Held) -> None:
