@@ -59,7 +59,9 @@ def _check_models(config: Config, workers: Sequence[str]) -> None:
         check_model_text(files)
     trains_here = "train" in workers and config.train.trainer != "tinker"
     loaded_here = trains_here or ("engine" in workers and engine.backend == "embedded")
-    if loaded_here or ("engine" in workers and engine.url is None and engine.backend not in ("openai", "tinker")):
+    if loaded_here or (
+        "engine" in workers and engine.url is None and engine.backend not in ("openai", "tinker", "fireworks")
+    ):
         check_model_weights(files, loaded_here=loaded_here)
     if local_model.ENGINE_PROCESS in workers:
         judge = local_model.model_files(config)

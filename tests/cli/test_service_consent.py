@@ -8,8 +8,8 @@ import click
 import pytest
 
 from openclaw_rl.cli import main as command_line
-from openclaw_rl.cli import tinker_consent
-from openclaw_rl.cli.tinker_consent import require_consent
+from openclaw_rl.cli import service_consent
+from openclaw_rl.cli.service_consent import require_consent
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.settings.load import Config, from_flat
 from openclaw_rl.store import events
@@ -57,8 +57,8 @@ def test_in_a_terminal_it_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         if (answer := next(answers)) is not None:
             raise answer
 
-    monkeypatch.setattr(tinker_consent.sys.stdin, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr(tinker_consent.click, "confirm", confirm)
+    monkeypatch.setattr(service_consent.sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(service_consent.click, "confirm", confirm)
     with pytest.raises(click.Abort):
         require_consent(settings(tmp_path), SERVE, yes=False)
     require_consent(settings(tmp_path), SERVE, yes=False)
