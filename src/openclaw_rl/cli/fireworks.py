@@ -87,7 +87,7 @@ def _load_config(**options: Any) -> Config:
 
 
 def _check_deploy(config: Config, gpus: int | None, method: str | None) -> None:
-    """Raise `ConfigError` for what a deployment lacks, and for what Fireworks does not do."""
+    """Raise `ConfigError` for settings that are missing, and for what Fireworks does not do."""
     if method is not None:
         raise ConfigError(
             f"--method {method}: nothing is trained at Fireworks; it serves what was trained here. Train with "

@@ -31,7 +31,7 @@ _NUMPY_TYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16":
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterExport:
-    """Files of an exported adapter by name. `rank` and `targets`: what the service is told about it."""
+    """Files of an exported adapter by name. `rank` and `targets`: as in the model resource at the service."""
 
     files: Mapping[str, bytes]
     rank: int

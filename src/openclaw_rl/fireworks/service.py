@@ -90,7 +90,7 @@ class FireworksService:
         return name
 
     def _find_or_create(self, name: str, model_id: str, base: str, export: AdapterExport) -> str:
-        """Return the state of the model, which is created if there is none."""
+        """Return the state of the model, and create it if it does not exist."""
         try:
             return str(self._call("GET", f"/v1/{name}").get("state"))
         except ServiceRefused as error:
