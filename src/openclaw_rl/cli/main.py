@@ -110,7 +110,7 @@ for _name, _command in _WORKER_COMMANDS.items():
 
 def _start_workers(config: Config, workers: Sequence[str], *, yes: bool) -> None:
     from openclaw_rl.cli.service_consent import require_consent
-    from openclaw_rl.supervisor.preflight import check_before_start
+    from openclaw_rl.supervisor.preflight import check_before_start, check_service
     from openclaw_rl.supervisor.supervisor import prepare_home, supervise, with_required_workers
     from openclaw_rl.train.resume import resolve_base
 
@@ -119,6 +119,7 @@ def _start_workers(config: Config, workers: Sequence[str], *, yes: bool) -> None
     check_before_start(config, workers)
     prepare_home(config)
     require_consent(config, workers, yes=yes)
+    check_service(config, workers)
     if "gateway" in workers:  # the gateway's first line says where it listens, once it does
         echo(f"OpenClaw-RL {__version__}: {config.model.path} as {config.model.name!r}", err=True)
         echo(f"  home: {config.home_dir}", err=True)
