@@ -26,6 +26,7 @@ MAY_IMPORT = {
     "collect": f"{BASE} store",
     "tinker": BASE,
     "engines": f"{BASE} protocols tinker",
+    "fireworks": f"{BASE} engines",
     "learner": f"{BASE} protocols methods plugins tinker",
     "serve": f"{BASE} protocols store render engines",
     "judge": f"{BASE} protocols store render engines plugins",
@@ -45,7 +46,7 @@ MAY_IMPORT = {
     "evals": f"{BASE} protocols judge supervisor sandbox",
     "doctor": f"{BASE} store render engines other_trainers train trajectories supervisor status rollouts sandbox",
     "cli": f"{BASE} store render plugins train trajectories supervisor status connect rollouts evals doctor "
-    "environments tinker other_trainers",
+    "environments tinker other_trainers engines fireworks",
     "__main__": "cli",
 }
 """Folder or root module -> what it may import. The stages (serve, collect, judge, train) never import one another."""

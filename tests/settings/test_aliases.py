@@ -66,6 +66,8 @@ VARIABLES: dict[str, tuple[str, dict[str, Any]]] = {
     "TINKER_ENDPOINT": ("http://tinker:8000", {"tinker.url": "http://tinker:8000"}),
     "TINKER_BASE_URL": ("http://tinker:8000", {"tinker.url": "http://tinker:8000"}),
     "TINKER_PROJECT_ID": ("mine", {"tinker.project_id": "mine"}),
+    "FIREWORKS_API_KEY": ("fw-x", {"fireworks.api_key": "fw-x"}),
+    "FIREWORKS_ACCOUNT_ID": ("mine", {"fireworks.account": "mine"}),
     "TOOLS_CONFIG": ("tools.json", {"rollout.tools_config": "tools.json"}),
 }
 FLAGS: dict[str, tuple[str | None, dict[str, Any]]] = {
@@ -158,7 +160,6 @@ REFUSED = {
 }
 NOTICED: dict[str, tuple[Any, str]] = {
     "WANDB_API_KEY": ("x", "`track.to` wandb turns W&B on"),
-    "FIREWORKS_API_KEY": ("x", "the local trainer is used"),
     "VALUE_CLIP": ("true", "it belongs to a critic"),
     "training.value_clip_ratio": (0.2, "it belongs to a critic"),
     "training.gae_lambda": (0.95, "it belongs to a critic"),
@@ -302,8 +303,8 @@ def test_a_wrong_value_is_an_error_that_names_it(given: dict[str, Any], words: s
 @pytest.mark.parametrize(
     ("given", "why", "instead"),
     [
-        ({"sets": ["engine.backend=Fireworks"]}, "Fireworks is not part of this version", "vllm or sglang"),
-        ({"words": ["--backend", "fireworks"]}, "Fireworks is not part of this version", "embedded"),
+        ({"sets": ["engine.backend=Slime"]}, "slime trains and does not serve", "sglang"),
+        ({"words": ["--backend", "slime"]}, "slime trains and does not serve", "vllm"),
         ({"flags": {"engine.backend": "slime"}}, "slime trains and does not serve", "embedded"),
         ({"flags": {"train.method": "grpo"}}, "several replies to one prompt", "Say binary"),
         ({"environ": {"OPENCLAW_RL_TRAIN_METHOD": "ppo"}}, "critic is not here", "Say binary"),

@@ -18,6 +18,7 @@ from openclaw_rl import __version__
 from openclaw_rl.cli import environment_training  # noqa: F401 - it adds a command to the next
 from openclaw_rl.cli.data import data_commands
 from openclaw_rl.cli.environments import environment_commands
+from openclaw_rl.cli.fireworks import fireworks_commands
 from openclaw_rl.cli.inspect_commands import inspect_commands
 from openclaw_rl.cli.learned import show_learned
 from openclaw_rl.cli.lessons import lesson_commands
@@ -95,7 +96,7 @@ _WORKER_COMMANDS: Mapping[str, _WorkerCommand] = {
 
 def _add_worker_command(name: str, command: _WorkerCommand) -> None:
     @cli.command(name, cls=FlagCommand, shown=command.flags, help=command.summary)
-    @click.option("--yes", is_flag=True, help="Agree to what is sent to the Tinker service, if it is used.")
+    @click.option("--yes", is_flag=True, help="Agree to what is sent to Tinker or Fireworks, if used.")
     @settings_options
     @_with_parent_option
     def run_workers(yes: bool, **options: Any) -> None:
@@ -108,8 +109,8 @@ for _name, _command in _WORKER_COMMANDS.items():
 
 
 def _start_workers(config: Config, workers: Sequence[str], *, yes: bool) -> None:
-    from openclaw_rl.cli.tinker_consent import require_consent
-    from openclaw_rl.supervisor.preflight import check_before_start
+    from openclaw_rl.cli.service_consent import require_consent
+    from openclaw_rl.supervisor.preflight import check_before_start, check_service
     from openclaw_rl.supervisor.supervisor import prepare_home, supervise, with_required_workers
     from openclaw_rl.train.resume import resolve_base
 
@@ -118,6 +119,7 @@ def _start_workers(config: Config, workers: Sequence[str], *, yes: bool) -> None
     check_before_start(config, workers)
     prepare_home(config)
     require_consent(config, workers, yes=yes)
+    check_service(config, workers)
     if "gateway" in workers:  # the gateway's first line says where it listens, once it does
         echo(f"OpenClaw-RL {__version__}: {config.model.path} as {config.model.name!r}", err=True)
         echo(f"  home: {config.home_dir}", err=True)
@@ -284,7 +286,7 @@ def config_check(file: str) -> None:
     check_installation(config, with_required_workers(config, WORKERS))
 
 
-_GROUPS = (data_commands, environment_commands, policy_commands, lesson_commands)
+_GROUPS = (data_commands, environment_commands, policy_commands, lesson_commands, fireworks_commands)
 _CHANGES = (run_rollback, run_undo, show_learned)
 for _more in (*_GROUPS, *_CHANGES, run_rollout_function, run_self_test, make_method, run_evaluation):
     cli.add_command(_more)

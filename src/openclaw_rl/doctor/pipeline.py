@@ -84,7 +84,7 @@ class Examination:
 
 def examine_pipeline(config: Config, *, console: TerminalConsole | None = None, wait: float = 120.0) -> bool:
     """Run all checks. Returns whether every check passes."""
-    _refuse_tinker(config)
+    _refuse_services(config)
     console = console or TerminalConsole()
     exam = Examination(console, wait)
     title = Text("openclaw-rl doctor", "bold")
@@ -103,16 +103,16 @@ def examine_engine(config: Config, *, console: TerminalConsole | None = None, wa
     """Check only the configured engine, on a temporary home. Returns whether every check passes."""
     from openclaw_rl.doctor import engine
 
-    _refuse_tinker(config)
+    _refuse_services(config)
     with tempfile.TemporaryDirectory(prefix="openclaw-rl-doctor-") as folder:
         return engine.run_checks(_scratch_config(config, Path(folder)), console=console, wait=wait)
 
 
-def _refuse_tinker(config: Config) -> None:
-    if config.engine.backend == "tinker":
+def _refuse_services(config: Config) -> None:
+    if config.engine.backend in ("tinker", "fireworks"):
         raise ConfigError(
-            "the doctor does not check Tinker: it would send texts of its own there, and adapters that the service "
-            "does not load. Start `openclaw-rl serve`, and see `openclaw-rl status`"
+            f"the doctor does not check {config.engine.backend.capitalize()}: it would send texts of its own there, "
+            "and adapters that the service does not load. Start `openclaw-rl serve`, and see `openclaw-rl status`"
         )
 
 

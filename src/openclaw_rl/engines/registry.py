@@ -7,7 +7,7 @@ import asyncio
 from openclaw_rl.common.sockets import check_socket_path
 from openclaw_rl.engines.base import EngineLink, OnConnect
 from openclaw_rl.engines.embedded.client import EngineClient
-from openclaw_rl.engines.remote import openai_compatible, server_process, sglang_launch, vllm, vllm_launch
+from openclaw_rl.engines.remote import fireworks, openai_compatible, server_process, sglang_launch, vllm, vllm_launch
 from openclaw_rl.engines.remote.engine import RemoteEngine
 from openclaw_rl.engines.remote.http_client import HEALTH_TIMEOUT, HttpClient
 from openclaw_rl.engines.tinker import launch as tinker_launch
@@ -31,6 +31,8 @@ def _connect_remote(config: Config, on_connect: OnConnect | None) -> RemoteEngin
         return vllm.connect_engine(config, on_connect=on_connect)
     if config.engine.backend == "sglang":
         return sglang_launch.connect_engine(config, on_connect=on_connect)
+    if config.engine.backend == "fireworks":
+        return fireworks.FireworksEngine(config, on_connect=on_connect)
     return openai_compatible.OpenAiEngine(config, on_connect=on_connect)
 
 
@@ -52,7 +54,9 @@ def check_engine(config: Config, *, wait: float = HEALTH_TIMEOUT) -> None:
     elif config.engine.backend == "tinker":
         tinker_launch.check_tinker(config)
     elif config.engine.backend == "openai":
-        openai_compatible.check_endpoint(config, wait=wait)
+        openai_compatible.check_endpoint(config, openai_compatible.OpenAiEngine, wait=wait)
+    elif config.engine.backend == "fireworks":
+        openai_compatible.check_endpoint(config, fireworks.FireworksEngine, wait=wait)
     elif config.engine.backend == "vllm" and config.engine.url is None:
         vllm_launch.check_vllm(config)
     elif config.engine.backend == "sglang" and config.engine.url is None:
@@ -67,6 +71,8 @@ def serve(config: Config) -> None:
     engine = config.engine
     if engine.url is not None:
         asyncio.run(server_process.watch_server(HttpClient(engine.url, engine.backend, api_key=engine.api_key)))
+    elif engine.backend == "fireworks":
+        asyncio.run(server_process.watch_server(fireworks.http_client(config)))
     elif engine.backend == "sglang":
         sglang_launch.main(config)
     elif engine.backend == "vllm":

@@ -34,7 +34,10 @@ _SETTINGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "--method": ("train.method", {"metavar": "NAME", "help": "Training method. [default: combine]"}),
     "--host": ("serve.host", {"metavar": "ADDRESS", "help": "Bind address. [default: 127.0.0.1]"}),
     "--port": ("serve.port", {"type": click.IntRange(1, 65535), "metavar": "PORT", "help": "Port. [default: 8000]"}),
-    "--backend": ("engine.backend", {"metavar": "NAME", "help": "embedded, vllm, sglang, openai or tinker."}),
+    "--backend": (
+        "engine.backend",
+        {"metavar": "NAME", "help": "embedded, vllm, sglang, openai, tinker or fireworks."},
+    ),
     "--engine-url": ("engine.url", {"metavar": "URL", "help": "Use this running server."}),
     "--engine-python": ("engine.python", {"metavar": "PATH", "help": "Python with the engine installed."}),
     "--log-level": ("run.log_level", {"metavar": "LEVEL", "help": "debug, info, warning or error."}),

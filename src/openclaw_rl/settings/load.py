@@ -30,24 +30,26 @@ from openclaw_rl.settings.schema import (
     ServeConfig,
     TrackConfig,
 )
+from openclaw_rl.settings.schema_fireworks import FireworksConfig
 from openclaw_rl.settings.schema_judge import EndpointConfig, SignalsConfig
 from openclaw_rl.settings.schema_tinker import TinkerConfig
 from openclaw_rl.settings.schema_train import LoraConfig, TrainConfig
 
 __all__ = ["SECRETS", "STARTER", "CollectConfig", "Config", "EndpointConfig", "EngineConfig", "LoraConfig"]
 __all__ += ["ModelConfig", "SamplingOverride", "ServeConfig", "SignalsConfig", "TinkerConfig", "TrackConfig"]
-__all__ += ["TrainConfig"]
+__all__ += ["FireworksConfig", "TrainConfig"]
 ENV_PREFIX = sources.ENV_PREFIX
 CONFIG_VARIABLE = "OPENCLAW_RL_CONFIG_JSON"
 SECRET_NAMES = (
     *(f"OPENCLAW_{name}API_KEY" for name in ("", "ENGINE_", "JUDGE_", "TEACHER_")),
     "TINKER_API_KEY",
+    "FIREWORKS_API_KEY",
 )
 """Removed from the environment of programs that are not ours. HF_TOKEN stays, because they download models."""
 
 _WORKER_SECRETS = {
-    "engine": ("engine.api_key", "tinker.api_key", "model.hf_token"),
-    "gateway": ("serve.api_key", "engine.api_key", "model.hf_token"),
+    "engine": ("engine.api_key", "tinker.api_key", "fireworks.api_key", "model.hf_token"),
+    "gateway": ("serve.api_key", "engine.api_key", "fireworks.api_key", "model.hf_token"),
     "judge": ("judge.api_key", "teacher.api_key", "model.hf_token"),
     "judge-engine": ("model.hf_token",),
     "train": ("judge.api_key", "tinker.api_key", "model.hf_token"),  # the judge compares replies for the gate

@@ -10,6 +10,7 @@ from pydantic import Field
 from openclaw_rl.common import client_patterns
 from openclaw_rl.common.assets import STARTER
 from openclaw_rl.common.sockets import is_loopback_host
+from openclaw_rl.settings.schema_fireworks import FireworksConfig
 from openclaw_rl.settings.schema_gate import GateConfig
 from openclaw_rl.settings.schema_judge import JudgeConfig, TeacherConfig
 from openclaw_rl.settings.schema_practice import PracticeConfig
@@ -19,7 +20,10 @@ from openclaw_rl.settings.schema_train import TrainConfig
 from openclaw_rl.settings.strict_yaml import Section
 from openclaw_rl.types import Convention
 
-SECRETS = ("serve.api_key", "engine.api_key", "judge.api_key", "teacher.api_key", "tinker.api_key", "model.hf_token")
+SECRETS = (
+    *(f"{section}.api_key" for section in ("serve", "engine", "judge", "teacher", "tinker", "fireworks")),
+    "model.hf_token",
+)
 
 
 class ModelConfig(Section):
@@ -112,12 +116,13 @@ class ServeConfig(Section):
 class EngineConfig(Section):
     """The engine that samples."""
 
-    backend: Literal["embedded", "vllm", "sglang", "openai", "tinker"] = Field(
+    backend: Literal["embedded", "vllm", "sglang", "openai", "tinker", "fireworks"] = Field(
         "embedded",
         description="embedded: built in, for small models; vllm, sglang: such a server, started "
         "here or running at `url`; "
         "openai: an endpoint at `url` that returns token ids and log-probabilities; "
-        "tinker: the Tinker service (docs/guides/tinker.md)",
+        "tinker: the Tinker service (docs/guides/tinker.md); "
+        "fireworks: the Fireworks service, which only serves (docs/guides/fireworks.md)",
     )
     url: str | None = Field(None, description="a running server, e.g. http://gpu:8000; default: start one")
     api_key: str | None = Field(None, description="the key of the server at `url` (OPENCLAW_ENGINE_API_KEY)")
@@ -132,7 +137,7 @@ class EngineConfig(Section):
     logprob_convention: Convention | None = Field(
         None,
         description="log-probability convention of the server; default: processed for vllm, raw for "
-        "tinker, else scaled",
+        "tinker and fireworks, else scaled",
     )
     max_loaded_versions: int = Field(4, ge=2, le=64, description="policy versions loaded side by side")
     max_batch: int = Field(32, ge=1)
@@ -147,7 +152,7 @@ class EngineConfig(Section):
     @property
     def effective_convention(self) -> Convention:
         """Convention of the engine's log-probabilities, with the default of the backend."""
-        defaults: dict[str, Convention] = {"vllm": "processed", "tinker": "raw"}
+        defaults: dict[str, Convention] = {"vllm": "processed", "tinker": "raw", "fireworks": "raw"}
         return self.logprob_convention or defaults.get(self.backend, "scaled")
 
 
@@ -278,6 +283,7 @@ class Config(Section):
     serve: ServeConfig = ServeConfig()
     engine: EngineConfig = EngineConfig()
     tinker: TinkerConfig = TinkerConfig()
+    fireworks: FireworksConfig = FireworksConfig()
     policy: PolicyConfig = PolicyConfig()
     collect: CollectConfig = CollectConfig()
     judge: JudgeConfig = JudgeConfig()

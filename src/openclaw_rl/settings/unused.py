@@ -9,6 +9,7 @@ from typing import Any
 
 from openclaw_rl.methods.registry import METHODS, make_method
 from openclaw_rl.settings.schema import Config
+from openclaw_rl.settings.schema_fireworks import FireworksConfig
 from openclaw_rl.settings.schema_practice import PracticeConfig
 from openclaw_rl.settings.schema_train import TrainDistillConfig, TrainLossConfig, TrainOptimizerConfig
 
@@ -143,7 +144,7 @@ _RULES = (
     ),
     UnusedRule(
         keys=("engine.gpus", "engine.max_batch"),
-        used=lambda config: config.engine.url is None and config.engine.backend != "tinker",
+        used=lambda config: config.engine.url is None and config.engine.backend not in ("tinker", "fireworks"),
         needs="an engine that is started here",
         decided_by="engine.url",
     ),
@@ -153,6 +154,7 @@ _RULES = (
         needs="engine.backend tinker or train.trainer tinker",
         decided_by="engine.backend",
     ),
+    _only_with("engine.backend", ("fireworks",), *(f"fireworks.{key}" for key in FireworksConfig.model_fields)),
     _only_with("train.trainer", ("tinker",), "tinker.reduction", "tinker.budget_tokens"),
     _only_with("engine.backend", ("embedded",), "engine.prefill_chunk", "engine.prefix_cache_tokens", "engine.threads"),
     _only_with("train.finetune", ("lora",), *_LORA, "train.checkpoint.keep_days"),

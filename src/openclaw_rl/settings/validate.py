@@ -66,6 +66,7 @@ def validate(config: Config) -> None:
     """Raise `ConfigError` for invalid combinations of settings."""
     _check_url("engine.url", config.engine.url)
     _check_url("tinker.url", config.tinker.url)
+    _check_url("fireworks.url", config.fireworks.url)
     _check_url("judge.base_url", config.judge.base_url)
     _check_url("teacher.base_url", config.teacher.base_url)
     _check_patterns("collect.side_patterns", config.collect.side_patterns)
@@ -80,6 +81,7 @@ def validate(config: Config) -> None:
     _check_judge(config)
     _check_engine(config.engine)
     _check_tinker(config)
+    _check_fireworks(config)
     _check_key(config.serve)
     _check_policies(config)
 
@@ -97,6 +99,32 @@ def _check_engine(engine: EngineConfig) -> None:
         )
     if engine.backend == "openai" and not engine.url:
         raise ConfigError("engine.backend is openai: engine.url is needed too, e.g. http://127.0.0.1:8001/v1")
+
+
+def _check_fireworks(config: Config) -> None:
+    """Raise `ConfigError` for what serving at Fireworks needs or cannot do."""
+    engine, fireworks = config.engine, config.fireworks
+    if engine.backend != "fireworks":
+        return
+    for wrong, words in (
+        (
+            engine.url or engine.logprob_convention not in (None, "raw"),
+            "the address is fireworks.url, and log-probabilities are raw. Unset engine.url, engine.logprob_convention",
+        ),
+        (not fireworks.api_key, "fireworks.api_key (FIREWORKS_API_KEY) is needed"),
+        (
+            not fireworks.account,
+            "fireworks.account is needed: the id of your account, which `firectl account get` shows",
+        ),
+        (
+            not fireworks.base_model,
+            "fireworks.base_model is needed: the name of model.path there, e.g. accounts/fireworks/models/qwen3-8b",
+        ),
+        (engine.max_context is None, "engine.max_context is needed: the tokens of a context of the deployment"),
+        (config.train.finetune == "full", "it serves adapters of this home. Set train.finetune to lora"),
+    ):
+        if wrong:
+            raise ConfigError(f"engine.backend is fireworks: {words}")
 
 
 def _check_tinker(config: Config) -> None:
@@ -168,11 +196,11 @@ def _check_policies(config: Config) -> None:
             f"policy.per is {config.policy.per}, but a checkpoint holds one policy. Leave out "
             "train.checkpoint.save_dir; the newest versions of each policy are in the home"
         )
-    if config.policy.per != "all" and config.engine.backend == "openai":
+    if config.policy.per != "all" and config.engine.backend in ("openai", "fireworks"):
         raise ConfigError(
-            f"policy.per is {config.policy.per}, but an endpoint of engine.backend openai need not load versions, and "
-            "without them it answers everybody alike. Set engine.backend to vllm, sglang or embedded, or leave out "
-            "policy.per"
+            f"policy.per is {config.policy.per}, but an endpoint of engine.backend "
+            f"{config.engine.backend} need not load versions, and without them it answers everybody alike. Set "
+            "engine.backend to vllm, sglang or embedded, or leave out policy.per"
         )
 
 
@@ -202,7 +230,7 @@ def _check_judge(config: Config) -> None:
             "judge.kind is llm: judge.model and judge.base_url are needed too (an OpenAI-compatible endpoint), or "
             "judge.path"
         )
-    if judge.kind == "llm" and judge.path and config.engine.backend in ("openai", "tinker"):
+    if judge.kind == "llm" and judge.path and config.engine.backend in ("openai", "tinker", "fireworks"):
         raise ConfigError(
             "judge.path: a model of the judge's own needs an engine that is started here, and engine.backend is "
             f"{config.engine.backend}. Give judge.base_url and judge.model instead"

@@ -27,7 +27,7 @@ def check_before_start(config: Config, workers: Sequence[str]) -> None:
     check_installation(config, workers)
     check_gpu_ids(config, workers)
     _check_models(config, workers)
-    if "engine" in workers:
+    if "engine" in workers and config.engine.backend != "fireworks":  # see `check_service`
         registry.check_engine(config)
     if "judge" in workers:
         judge_preflight.check_judge_settings(config)
@@ -39,6 +39,12 @@ def check_before_start(config: Config, workers: Sequence[str]) -> None:
         _check_trainer(config)
     if "train" in workers and config.train.launch.node_rank == 0:
         checkpoints.check_save_dir(config.train)
+
+
+def check_service(config: Config, workers: Sequence[str]) -> None:
+    """Raise `EngineError` if a service cannot be the engine. Runs after the owner agreed that it is asked."""
+    if "engine" in workers and config.engine.backend == "fireworks":
+        registry.check_engine(config)
 
 
 def _check_trainer(config: Config) -> None:
@@ -59,7 +65,9 @@ def _check_models(config: Config, workers: Sequence[str]) -> None:
         check_model_text(files)
     trains_here = "train" in workers and config.train.trainer != "tinker"
     loaded_here = trains_here or ("engine" in workers and engine.backend == "embedded")
-    if loaded_here or ("engine" in workers and engine.url is None and engine.backend not in ("openai", "tinker")):
+    if loaded_here or (
+        "engine" in workers and engine.url is None and engine.backend not in ("openai", "tinker", "fireworks")
+    ):
         check_model_weights(files, loaded_here=loaded_here)
     if local_model.ENGINE_PROCESS in workers:
         judge = local_model.model_files(config)

@@ -43,7 +43,6 @@ log = logging.getLogger(__name__)
 _BACK_OFF = (0.05, 1.0)  # seconds between attempts to connect: first, longest
 _HANDSHAKE_TIMEOUT = 120.0  # seconds; the server may compile during its first replies
 _UNLOAD_TIMEOUT = 5.0  # seconds
-_HEALTH_CHECK_INTERVAL = 1.0  # seconds between health checks
 _CONCURRENT_SCORINGS = 8  # concurrent requests of one scoring
 _ALREADY_LOADED = re.compile(r"already (been )?loaded")
 _NOT_LOADED_MESSAGES = ("does not exist", "not loaded", "not found")  # what servers answer for an unknown adapter
@@ -60,6 +59,7 @@ class RemoteEngine(abc.ABC):
     kind: ClassVar[str]  # display name, used in messages
     convention_advice: ClassVar[str] = ""  # how to make the server use the expected convention
     lora_advice: ClassVar[str]  # how to make the server load adapters
+    health_interval: ClassVar[float] = 1.0  # seconds between health checks
     adapter_routes: ClassVar[str] = ""  # prefix of the paths `/load_lora_adapter` and `/unload_lora_adapter`
     _base_path = ""  # of the base weights, as the server names them
 
@@ -176,7 +176,7 @@ class RemoteEngine(abc.ABC):
         """Check the health until a check fails; then abort the running streams and reconnect."""
         while not self._closed:
             self._check_now.clear()
-            await wait_or_stop(self._check_now, _HEALTH_CHECK_INTERVAL)
+            await wait_or_stop(self._check_now, self.health_interval)
             try:
                 await self.http.check_alive()
                 self._check_not_hung()

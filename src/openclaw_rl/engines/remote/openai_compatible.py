@@ -39,14 +39,14 @@ _ALTERNATIVES_ADVICE = (
 )
 
 
-def check_endpoint(config: Config, *, wait: float = HEALTH_TIMEOUT) -> None:
-    """Raise `EngineError` if the endpoint cannot be the policy's engine.
+def check_endpoint(config: Config, connect: Callable[[Config], OpenAiEngine], *, wait: float = HEALTH_TIMEOUT) -> None:
+    """Raise `EngineError` if the endpoint to which `connect` returns a client cannot be the policy's engine.
 
     If it does not answer within `wait` seconds, only log a warning.
     """
 
     async def ask_info() -> None:
-        engine = OpenAiEngine(config)
+        engine = connect(config)
         try:
             await asyncio.wait_for(engine.info(), wait)
         except (EngineGone, TimeoutError) as error:
@@ -64,9 +64,11 @@ class OpenAiEngine(VllmEngine):
     kind = "the endpoint"
     convention_advice = "Change it at the endpoint. "
 
-    def __init__(self, config: Config, *, on_connect: OnConnect | None = None) -> None:
-        assert config.engine.url is not None, "the settings are validated"
-        http, home = HttpClient(config.engine.url, "openai", api_key=config.engine.api_key), config.home_dir
+    def __init__(self, config: Config, *, on_connect: OnConnect | None = None, http: HttpClient | None = None) -> None:
+        if http is None:
+            assert config.engine.url is not None, "the settings are validated"
+            http = HttpClient(config.engine.url, "openai", api_key=config.engine.api_key)
+        home = config.home_dir
         folder, owner = home / "identity", owner_of(home)
         super().__init__(http, config.engine, folder=folder, owner=owner, on_connect=on_connect)
         self._model_path = config.model.path

@@ -1,4 +1,4 @@
-"""Before anything goes to Tinker the owner sees what, and agrees once for each address and purpose."""
+"""Before anything goes to Tinker or Fireworks the owner sees what, and agrees once for each address and purpose."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from pathlib import Path
 
 import click
 import pytest
+from tests.engines.remote.fireworks_server import FireworksDouble
 
 from openclaw_rl.cli import main as command_line
-from openclaw_rl.cli import tinker_consent
-from openclaw_rl.cli.tinker_consent import require_consent
-from openclaw_rl.errors import ConfigError
+from openclaw_rl.cli import service_consent
+from openclaw_rl.cli.service_consent import require_consent
+from openclaw_rl.errors import ConfigError, EngineError
 from openclaw_rl.settings.load import Config, from_flat
 from openclaw_rl.store import events
 from openclaw_rl.store.db import Store
@@ -57,8 +58,8 @@ def test_in_a_terminal_it_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         if (answer := next(answers)) is not None:
             raise answer
 
-    monkeypatch.setattr(tinker_consent.sys.stdin, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr(tinker_consent.click, "confirm", confirm)
+    monkeypatch.setattr(service_consent.sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(service_consent.click, "confirm", confirm)
     with pytest.raises(click.Abort):
         require_consent(settings(tmp_path), SERVE, yes=False)
     require_consent(settings(tmp_path), SERVE, yes=False)
@@ -82,3 +83,19 @@ def test_the_command_asks_before_it_starts(tmp_path: Path, monkeypatch: pytest.M
     for more in (["--yes"], []):
         command_line.cli([*words, *more], standalone_mode=False)
     assert started == [SERVE, SERVE]
+
+
+def test_fireworks_is_asked_nothing_before_the_yes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not even whether it fits; after the yes it is, and here its letters are no tokens of the starter."""
+    with FireworksDouble() as service:
+        values = {"url": service.url, "api_key": "fw", "account": "me", "deployment": "mine"}
+        values["base_model"] = "accounts/fireworks/models/letters"
+        sets = [word for name, value in values.items() for word in ("--set", f"fireworks.{name}={value}")]
+        words = ["serve", "--home", str(tmp_path), "--backend", "fireworks", "--set", "engine.max_context=64", *sets]
+        with pytest.raises(ConfigError, match="nothing is sent to Fireworks before you agree"):
+            command_line.cli(words, standalone_mode=False)
+        assert "the tokens of every prompt (system text, conversation, tools, lessons)" in capsys.readouterr().err
+        assert service.requests == []
+        with pytest.raises(EngineError, match="do not decode to its text with the tokenizer"):
+            command_line.cli([*words, "--yes"], standalone_mode=False)
+        assert service.requests
