@@ -152,8 +152,8 @@ class BatchFeed:
             self._weights = folder.name
             return None
         return (
-            "OpenClaw-RL did not keep the step (`openclaw-rl policies list` says why). slime cannot take it back: "
-            "start it again from the last checkpoint"
+            f"OpenClaw-RL did not keep the step: {batch.rejection}. slime cannot take it back: start it again from the "
+            "last checkpoint"
         )
 
 
