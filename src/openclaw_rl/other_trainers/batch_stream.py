@@ -106,12 +106,13 @@ class BatchStream:
     It belongs to the process that connected: the copy that a fork has raises `RuntimeError`.
     """
 
-    def __init__(self, connection: socket.socket, name: str) -> None:
+    def __init__(self, connection: socket.socket, first: Mapping[str, Any]) -> None:
+        """`first`: message that begins the connection."""
         self._connection, self._received, self._owner = connection, b"", os.getpid()
         self._load: StartWeights | None = None
         self._batch: TurnBatch | None = None
         try:
-            self._send({"hello": {"protocol": PROTOCOL, "name": name, "pid": os.getpid()}})
+            self._send(first)
             self.welcome = self._receive("welcome")
         except StreamEnded:
             self.close()
@@ -121,16 +122,14 @@ class BatchStream:
     @classmethod
     def connect(cls, home: str | Path, *, name: str = "trainer") -> BatchStream:
         """Connect to the train worker of the home. Raises `StreamEnded` if none waits for a trainer."""
-        path = Path(home).expanduser() / SOCKET_NAME
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            connection.connect(str(path))
-        except OSError as error:
-            connection.close()
-            raise StreamEnded(
-                f"{path}: no train worker listens there ({error}). Start the system with train.trainer: external"
-            ) from error
-        return cls(connection, name)
+        hello = {"protocol": PROTOCOL, "name": name, "pid": os.getpid()}
+        return cls(_open_connection(Path(home)), {"hello": hello})
+
+    @classmethod
+    def describe_worker(cls, home: str | Path) -> dict[str, Any]:
+        """Return the worker's `welcome` and, as `trainer`, who is connected or None. Takes no trainer's place."""
+        with cls(_open_connection(Path(home)), {"describe": {}}) as stream:
+            return stream.welcome
 
     def __iter__(self) -> Iterator[TurnBatch]:
         while True:
@@ -217,3 +216,16 @@ class BatchStream:
         if "refused" in message:
             raise StreamEnded(message["refused"])
         return message
+
+
+def _open_connection(home: Path) -> socket.socket:
+    path = home.expanduser() / SOCKET_NAME
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.connect(str(path))
+    except OSError as error:
+        connection.close()
+        raise StreamEnded(
+            f"{path}: no train worker listens there ({error}). Start the system with train.trainer: external"
+        ) from error
+    return connection
