@@ -201,9 +201,9 @@ def newest_prompts(conn: Connection, *, identity: str, limit: int, owner: OwnerF
     return list(conn.execute(query.order_by(c.seq.desc()).limit(limit)).scalars())
 
 
-def newest_versions(conn: Connection, lesson: str, line: Collection[int], limit: int) -> list[int]:
-    """Return the newest versions of a lineage with which the divergence of a lesson was measured, oldest first."""
-    return [version for version, _ in lessons.divergences_of(conn, lesson) if version in line][-limit:]
+def measured_versions(conn: Connection, lesson: str, line: Collection[int]) -> list[int]:
+    """Return the versions of a lineage with which the divergence of a lesson was measured, oldest first."""
+    return [version for version, _ in lessons.divergences_of(conn, lesson) if version in line]
 
 
 def newest_divergences(conn: Connection, lesson: str, line: Collection[int], limit: int) -> list[float]:
