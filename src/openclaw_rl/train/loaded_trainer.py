@@ -38,7 +38,7 @@ class LoadedTrainer:
             self._trainer.confirm_step()
 
     def reject_step(self, reason: str, folder: str | None = None) -> None:
-        """Remove the weights of the last step, and tell a trainer that waits for it that they are not kept."""
+        """Remove the weights of the last step, which are not kept, and report that to a trainer that waits for it."""
         if folder is not None:
             policy_folders.remove_folder(Path(folder))
         if isinstance(self._trainer, ConfirmedTrainer):
