@@ -80,7 +80,7 @@ class BatchCallback(TrainerCallback):  # type: ignore[misc]
         loss, norm = (state.log_history[-1][name] for name in ("loss", "grad_norm"))
         metrics = {"loss/total": loss, "gradient/norm": norm}
         is_kept = batch.acknowledge(metrics, dropped=unfit_turns(batch))
-        result = "kept" if is_kept else "not kept"
+        result = "kept" if is_kept else f"not kept: {batch.rejection}"
         log.info("batch %d: %d turns, loss %.3f, version %d %s", batch.id, len(batch.rows), loss, batch.version, result)
 
 

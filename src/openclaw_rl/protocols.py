@@ -79,8 +79,12 @@ class Trainer(Protocol):
 
 @runtime_checkable
 class ConfirmedTrainer(Protocol):
-    """A trainer that wants to know when the weights of its last step are kept."""
+    """A trainer that waits until it is decided whether the weights of its last step are kept."""
 
     def confirm_step(self) -> None:
-        """Take note that the next step starts from these weights. Does nothing without a step since the last call."""
+        """Take note that the next step starts from these weights. Does nothing if no step waits."""
+        ...
+
+    def reject_step(self, reason: str) -> None:
+        """Take note that the weights are not kept: `load` follows before a next step. Does nothing if no step waits."""
         ...

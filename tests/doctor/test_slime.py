@@ -11,6 +11,7 @@ from tests.engines.sglang_server import SglangWire
 
 from openclaw_rl.cli.main import cli
 from openclaw_rl.engines.remote import server_process
+from openclaw_rl.other_trainers.batch_stream import BatchStream
 from openclaw_rl.other_trainers.external_trainer import ExternalTrainer
 from openclaw_rl.settings.load import from_flat
 
@@ -64,6 +65,19 @@ def test_every_check_holds_where_the_parts_fit(environment: Path, home: Path) ->
     assert marks == dict.fromkeys(CHECKS, "passed"), output
     assert code == 0
     assert "4 tokens, weight_version 3" in output
+
+
+def test_the_doctor_takes_the_place_of_no_trainer(
+    environment: Path, home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "openclaw_rl.other_trainers")
+    _, marks, output = examine("--home", str(home))
+    assert (marks["train worker"], "waits for slime" in output) == ("passed", True), output
+    assert "is connected" not in caplog.text, "slime could not have connected meanwhile"
+    with BatchStream.connect(home, name="slime") as stream:
+        _, marks, output = examine("--home", str(home))
+        assert (marks["train worker"], "the trainer 'slime' is connected" in output) == ("passed", True), output
+        assert not stream.has_message(), "slime is still connected"
 
 
 def test_what_is_missing_is_a_line_with_the_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import select
 from tests.practice.conftest import SHORT, MakeLoop, ScriptedReplies, add_lesson, settle
 
-from openclaw_rl.gates.reply_source import GateReply, ReplyOrder
+from openclaw_rl.gates.reply_source import BrokenVersion, GateReply, NoGateway, ReplyOrder
 from openclaw_rl.status import report
 from openclaw_rl.store import schema
 from openclaw_rl.store.db import Store
@@ -104,3 +104,39 @@ def test_seconds_of_an_hour(store: Store, make_loop: MakeLoop, fill: Fill, repli
     loop._next_check = 0.0
     settle(loop)
     assert len(practised(store)) == 4
+
+
+def test_the_seconds_of_rounds_that_are_given_up_count(
+    store: Store, make_loop: MakeLoop, fill: Fill, replies: SlowReplies
+) -> None:
+    """A lesson that is edited again and again may not generate replies without end."""
+    add_lesson(store, SHORT, fill(store, 1))
+    loop = clocked(make_loop(seconds_per_hour=25.0), replies)
+    for number in range(5):
+        loop.run_once()  # two of four replies
+        with store.write() as conn:
+            lessons.edit_text(conn, "aa", f"At most {number} words.", at=replies.now)
+    settle(loop)
+    assert practised(store) == []
+    assert len(replies.orders) == 3 * 2
+    assert "it took 30 s in the last hour, and practice.seconds_per_hour is 25" in loop.note
+    with store.read() as conn:
+        assert report.collect_status(conn, replies.now)["practice"]["seconds_of_last_hour"] == 30.0
+        assert practice_turns.seconds_of_last_hour(conn, replies.now + 3600.0) == 0.0
+    replies.now += 3600.0
+    loop._next_check = 0.0
+    settle(loop)
+    assert set(practised(store)) == {"aa"}
+
+
+@pytest.mark.parametrize("error", [NoGateway("no gateway runs"), BrokenVersion(1, "damaged")])
+def test_a_round_that_the_gateway_ends_counts(
+    store: Store, make_loop: MakeLoop, fill: Fill, replies: SlowReplies, error: Exception
+) -> None:
+    add_lesson(store, SHORT, fill(store, 1))
+    loop = clocked(make_loop(), replies)
+    loop.run_once()
+    replies.refuse = error
+    loop.run_once()
+    with store.read() as conn:
+        assert practice_turns.seconds_of_last_hour(conn, replies.now) == 10.0

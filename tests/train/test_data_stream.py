@@ -95,10 +95,10 @@ def test_the_command_gives_each_turn_once_and_takes_each_answer_once(
                 assert reason in program.read_message("error")
             take_step(local, batch)
             program.write_message({"done": {"id": number, "metrics": {"loss/total": 0.5}}})
-            assert program.read_message("answer") == {"id": number, "kept": True}
+            assert program.read_message("answer") == {"id": number, "kept": True, "reason": None}
         program.answers.write(b'{"done": {"id": 1}}')
         program.answers.close()
-        assert program.read_message("answer") == {"id": 1, "kept": True}, "a second time changes nothing"
+        assert program.read_message("answer") == {"id": 1, "kept": True, "reason": None}, "twice changes nothing"
         assert program.process.wait(60) == 0
         progress = program.progress.read().decode().splitlines()
     assert world.used() == {1: given[:4], 2: given[4:]}

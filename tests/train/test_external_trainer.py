@@ -6,20 +6,30 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from tests import small_disk
+from tests.train.conftest import IDENTITY
 from tests.train.external_world import BASE, SETTINGS, World, take_step
 
-from openclaw_rl.errors import ConfigError
+from openclaw_rl.common import steady_clock
+from openclaw_rl.errors import ConfigError, DiskFull
 from openclaw_rl.learner.trainer import LocalTrainer
-from openclaw_rl.other_trainers.batch_stream import BatchStream, StreamEnded
+from openclaw_rl.other_trainers.batch_stream import BatchStream, StreamEnded, TurnBatch
 from openclaw_rl.settings.load import Config, from_flat
 from openclaw_rl.settings.unused import unused_settings
-from openclaw_rl.store import turns
+from openclaw_rl.store import leases, turns
+from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies
+from openclaw_rl.train.lease_keeper import TRAINER_LEASE
+from openclaw_rl.train.sample_builder import SampleBuilder
 
 Fill = Callable[..., list[str]]
+LONE_TURN = {"train.batch.min_turns": 1, "train.batch.max_turns": 1}
+"""Settings under which no batch follows a lone turn, so that its answer cannot come with the next batch."""
 
 
 def test_each_turn_is_in_one_batch_and_the_rows_are_what_the_store_holds(
@@ -95,6 +105,85 @@ def test_weights_that_a_bound_refuses_are_not_kept(world: World, local: LocalTra
         assert len(again.rows) < 4, "a part of the batch, to find the turn at fault"
         again.refuse("enough")
     assert world.used() == {}
+
+
+def hand_over(local: LocalTrainer, batch: TurnBatch, loss: float) -> None:
+    take_step(local, batch)
+    batch.acknowledge({"loss/total": loss})
+
+
+@pytest.mark.parametrize(
+    ("answer", "named"),
+    [
+        (lambda local, batch: hand_over(local, batch, float("nan")), "loss/total"),
+        (lambda local, batch: batch.acknowledge(), "wrote no weights to the folder"),
+        (lambda local, batch: batch.refuse("a reply in Latin"), "refused the batch: a reply in Latin"),
+    ],
+    ids=["a bound", "no weights", "the program itself"],
+)
+@pytest.mark.timeout(60)
+def test_a_step_that_is_not_kept_is_answered_at_once_with_the_reason(
+    store: Store,
+    builder: SampleBuilder,
+    tmp_path: Path,
+    local: LocalTrainer,
+    fill: Fill,
+    answer: Callable[[LocalTrainer, TurnBatch], object],
+    named: str,
+) -> None:
+    world = World(store, builder, tmp_path, **LONE_TURN)
+    (turn,) = fill(store, 1)
+    with closing(world), world.in_background(), BatchStream.connect(tmp_path) as stream:
+        batch = stream.current_batch()
+        answer(local, batch)
+        assert not batch.is_kept
+        assert named in str(batch.rejection)
+        assert not stream.has_message(), "nothing follows"
+        with store.read() as conn:
+            found = turns.get(conn, turn)
+        assert found is not None
+        assert named in str(found.untrainable), "what was decided is in the store"
+        fill(store, 1)
+        load = stream.current_batch().load
+    assert load is not None
+    assert load.folder is None, "the next batch begins with the weights before"
+
+
+@pytest.mark.timeout(60)
+def test_a_step_under_a_lost_lease_is_answered_while_another_worker_has_it(
+    world: World, local: LocalTrainer, fill: Fill
+) -> None:
+    fill(world.store, 4)
+    with world.in_background(), BatchStream.connect(world.config.home_dir) as stream:
+        batch = stream.current_batch()
+        take_step(local, batch)
+        world.frozen_seconds = world.config.train.safety.lease_ttl + 1
+        now = steady_clock.boot_seconds() + world.frozen_seconds
+        with world.store.write() as conn:
+            leases.acquire(conn, TRAINER_LEASE, f"{steady_clock.boot_name()}:another worker", 1000, now)
+        assert not batch.acknowledge()
+        assert "lease" in str(batch.rejection)
+
+
+@pytest.mark.timeout(60)
+def test_a_step_that_a_full_disk_interrupts_is_answered_before_there_is_space(
+    builder: SampleBuilder, tmp_path: Path, local: LocalTrainer, fill: Fill
+) -> None:
+    with small_disk.mount_small_disk(tmp_path / "small", 40) as disk, Store.open(disk / "store.db") as store:
+        with store.write() as conn:
+            policies.ensure_root(conn, base="b", identity=IDENTITY, at=1.0)
+        fill(store, 4)
+        world = World(store, builder, disk)
+        with closing(world), BatchStream.connect(disk) as stream, ThreadPoolExecutor(1) as pool:
+            iteration = pool.submit(world.loop.run_once)
+            batch = stream.current_batch()
+            take_step(local, batch)
+            small_disk.fill(disk)
+            assert not batch.acknowledge()
+            assert "disk" in str(batch.rejection)
+            with pytest.raises(DiskFull):
+                iteration.result()
+            small_disk.free(disk)
 
 
 @pytest.mark.parametrize(

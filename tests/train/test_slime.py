@@ -192,6 +192,33 @@ def test_a_new_run_must_begin_with_the_weights_of_the_head(start: Start, store: 
     assert world.used() == {1: given[:4], 2: given[4:]}
 
 
+def test_a_refused_step_ends_the_run_at_once_and_its_weights_are_not_the_base(
+    start: Start, store: Store, fill: Fill
+) -> None:
+    """slime saves a checkpoint before its weights are published, so that its last one may be of the refused step."""
+    given = fill(store, 1)
+    world, run = start({"train.batch.min_turns": 1, "train.batch.max_turns": 1}, global_batch_size=1)
+    with world.in_background():
+        run.generate()
+        world.frozen_seconds = world.config.train.safety.lease_ttl + 1
+        with pytest.raises(WeightsNotKept, match=r"did not keep the step: .*lease.* start it again"):
+            run.update_weights(seed=1)
+        with pytest.raises(FeedUnfit, match="the next step starts from the base, and slime has 000001-"):
+            run.generate()
+        close_feeds()
+        refused = SlimeRun(run.arguments)
+        refused.update_weights(seed=1)
+        with pytest.raises(FeedUnfit, match="neither the base nor a version"):
+            refused.generate()
+        assert trainer_weights.read_weights(world.config.home_dir) == {}, "no reply is taken for one of the base"
+        base = SlimeRun(run.arguments)
+        base.update_weights(seed=0)
+        base.generate()
+        base.update_weights(seed=2)
+        close_feeds()
+    assert list(world.used().values()) == [given]
+
+
 def test_slime_may_be_started_first(start: Start, store: Store, fill: Fill) -> None:
     given = fill(store, 4)
     world, run = start()

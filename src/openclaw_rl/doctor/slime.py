@@ -58,12 +58,13 @@ def _check_environment(python: str) -> list[CheckRow]:
 def _check_socket(config: Config) -> CheckRow:
     name, expected = "train worker", "answers at trainer.sock in the home"
     try:
-        with BatchStream.connect(config.home_dir, name="doctor") as stream:
-            method, finetune = str(stream.welcome["method"]), str(stream.welcome["finetune"])
+        worker = BatchStream.describe_worker(config.home_dir)
     except StreamEnded as error:
-        return name, expected, CheckResult(str(error), "is connected already" in str(error))
-    problem = method_problem(method, finetune, has_teacher=method in ("opd", "combine"))
-    return name, expected, CheckResult(problem or f"method {method}, full weights", problem is None)
+        return name, expected, CheckResult(str(error), False)
+    method, trainer = str(worker["method"]), worker["trainer"]
+    problem = method_problem(method, str(worker["finetune"]), has_teacher=method in ("opd", "combine"))
+    connected = "waits for slime" if trainer is None else f"the trainer {trainer!r} is connected"
+    return name, expected, CheckResult(problem or f"method {method}, full weights; {connected}", problem is None)
 
 
 def _check_router(config: Config, wait: float) -> CheckRow:

@@ -41,7 +41,7 @@ class BatchRelay:
         self._stream, self._source, self._write, self._report = stream, source, write, report
         self._received = b""
         self._batch: TurnBatch | None = None  # waits for its answer
-        self._kept: dict[int, bool] = {}  # batch -> whether its weights were kept
+        self._rejections: dict[int, str | None] = {}  # batch -> why its weights were not kept, or None
         self._turns = 0  # that were acknowledged
 
     def relay_batches(self) -> None:
@@ -77,20 +77,21 @@ class BatchRelay:
 
     def _handle_answer(self, answer: DoneAnswer | FailedAnswer) -> None:
         """Pass an answer on. One for a batch that was answered before changes nothing and gets the same reply."""
-        if answer.id not in self._kept:
+        if answer.id not in self._rejections:
             if self._batch is None or answer.id != self._batch.id:
                 raise ValueError(f"batch {answer.id} is not the one that waits for an answer")
             self._answer_batch(self._batch, answer)
-        self._write({"answer": {"id": answer.id, "kept": self._kept[answer.id]}})
+        reason = self._rejections[answer.id]
+        self._write({"answer": {"id": answer.id, "kept": reason is None, "reason": reason}})
 
     def _answer_batch(self, batch: TurnBatch, answer: DoneAnswer | FailedAnswer) -> None:
         if isinstance(answer, DoneAnswer):
             batch.acknowledge(answer.metrics, dropped=answer.dropped)
         else:
             batch.refuse(answer.reason)
-        self._kept[batch.id], self._batch = bool(batch.is_kept), None
+        self._rejections[batch.id], self._batch = batch.rejection, None
         self._turns += len({row["turn"] for row in batch.rows}) if batch.is_kept else 0
-        result = f"version {batch.version} is kept" if batch.is_kept else "its weights were not kept"
+        result = f"version {batch.version} is kept" if batch.is_kept else f"weights were not kept: {batch.rejection}"
         self._report(f"batch {batch.id}: {result}; {self._turns} turns acknowledged")
 
 

@@ -58,11 +58,12 @@ class TurnBatch:
     load: StartWeights | None
     _stream: BatchStream = field(repr=False)
     _is_kept: bool | None = None  # None: not answered yet
+    _rejection: str | None = None
 
     def acknowledge(
         self, metrics: Mapping[str, float] | None = None, *, dropped: Mapping[str, str] | None = None
     ) -> bool:
-        """Hand over the weights in `folder`. Return whether they were kept, or a bound of the system refused them.
+        """Hand over the weights in `folder`. Return whether they were kept; if not, `rejection` says why.
 
         `metrics`: of the step, for reports and bounds (`loss/total`, `gradient/norm`, `kl`, `kl/step`). `dropped`:
         turns that were not trained on, each with the reason; without a file in `folder`, all must be among them. A
@@ -71,13 +72,17 @@ class TurnBatch:
         """
         if self._is_kept is None:
             body = {"id": self.id, "metrics": dict(metrics or {}), "dropped": dict(dropped or {})}
-            self._is_kept = self._stream.finish_batch({"done": body})
-        return self._is_kept
+            self._finish({"done": body})
+        return bool(self._is_kept)
 
     def refuse(self, reason: str) -> None:
         """Say that this batch cannot be trained on. The system tries it in parts, to find the turn at fault."""
         if self._is_kept is None:
-            self._is_kept = self._stream.finish_batch({"failed": {"id": self.id, "reason": reason}})
+            self._finish({"failed": {"id": self.id, "reason": reason}})
+
+    def _finish(self, answer: Mapping[str, Any]) -> None:
+        self._rejection = self._stream.finish_batch(answer)
+        self._is_kept = self._rejection is None
 
     @property
     def is_answered(self) -> bool:
@@ -89,6 +94,11 @@ class TurnBatch:
         """Whether the weights were kept; None while the batch is not answered."""
         return self._is_kept
 
+    @property
+    def rejection(self) -> str | None:
+        """Why the weights were not kept; None if they were, or while the batch is not answered."""
+        return self._rejection
+
 
 class BatchStream:
     """A connection to the train worker of a home. Iterating over it yields batches, and waits for the next one.
@@ -96,13 +106,13 @@ class BatchStream:
     It belongs to the process that connected: the copy that a fork has raises `RuntimeError`.
     """
 
-    def __init__(self, connection: socket.socket, name: str) -> None:
+    def __init__(self, connection: socket.socket, first: Mapping[str, Any]) -> None:
+        """`first`: message that begins the connection."""
         self._connection, self._received, self._owner = connection, b"", os.getpid()
         self._load: StartWeights | None = None
-        self._next: dict[str, Any] | None = None
         self._batch: TurnBatch | None = None
         try:
-            self._send({"hello": {"protocol": PROTOCOL, "name": name, "pid": os.getpid()}})
+            self._send(first)
             self.welcome = self._receive("welcome")
         except StreamEnded:
             self.close()
@@ -112,16 +122,14 @@ class BatchStream:
     @classmethod
     def connect(cls, home: str | Path, *, name: str = "trainer") -> BatchStream:
         """Connect to the train worker of the home. Raises `StreamEnded` if none waits for a trainer."""
-        path = Path(home).expanduser() / SOCKET_NAME
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            connection.connect(str(path))
-        except OSError as error:
-            connection.close()
-            raise StreamEnded(
-                f"{path}: no train worker listens there ({error}). Start the system with train.trainer: external"
-            ) from error
-        return cls(connection, name)
+        hello = {"protocol": PROTOCOL, "name": name, "pid": os.getpid()}
+        return cls(_open_connection(Path(home)), {"hello": hello})
+
+    @classmethod
+    def describe_worker(cls, home: str | Path) -> dict[str, Any]:
+        """Return the worker's `welcome` and, as `trainer`, who is connected or None. Takes no trainer's place."""
+        with cls(_open_connection(Path(home)), {"describe": {}}) as stream:
+            return stream.welcome
 
     def __iter__(self) -> Iterator[TurnBatch]:
         while True:
@@ -133,8 +141,7 @@ class BatchStream:
     def current_batch(self) -> TurnBatch:
         """Return the batch that is not answered yet, or wait for the next one."""
         while self._batch is None or self._batch.is_answered:
-            message = self._next or self._read()
-            self._next = None
+            message = self._read()
             if "load" in message:
                 self._load = StartWeights(message["load"]["folder"])
                 self._send({"loaded": True})
@@ -142,27 +149,27 @@ class BatchStream:
                 about, load = message["batch"], self._load
                 self._load = None
                 self._batch = TurnBatch(about["id"], about["version"], about["folder"], about["rows"], load, self)
-            elif "kept" not in message:
+            else:
                 raise StreamEnded(f"unexpected message {sorted(message)}")
         return self._batch
 
     def has_message(self) -> bool:
         """Return whether the train worker has sent something, a batch or its end, that was not read."""
-        waiting = self._next is not None or b"\n" in self._received
-        return waiting or bool(select.select([self._connection], [], [], 0)[0])
+        return b"\n" in self._received or bool(select.select([self._connection], [], [], 0)[0])
 
     def fileno(self) -> int:
         """Return the socket's descriptor, for `select`; ask `has_message` first."""
         return self._connection.fileno()
 
-    def finish_batch(self, message: Mapping[str, Any]) -> bool:
-        """Send the answer to a batch, and wait until it is known whether the weights were kept."""
+    def finish_batch(self, message: Mapping[str, Any]) -> str | None:
+        """Send the answer to a batch. Return why the weights were not kept, or None, once it is decided."""
         self._send(message)
         answer = self._read()
         if "kept" in answer:
-            return True
-        self._next = answer  # the weights to go back to
-        return False
+            return None
+        if "rejected" not in answer:
+            raise StreamEnded(f"expected kept or rejected, got {sorted(answer)}")
+        return str(answer["rejected"]["reason"])
 
     def close(self) -> None:
         """End the connection. A batch that was not acknowledged is free again."""
@@ -209,3 +216,16 @@ class BatchStream:
         if "refused" in message:
             raise StreamEnded(message["refused"])
         return message
+
+
+def _open_connection(home: Path) -> socket.socket:
+    path = home.expanduser() / SOCKET_NAME
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.connect(str(path))
+    except OSError as error:
+        connection.close()
+        raise StreamEnded(
+            f"{path}: no train worker listens there ({error}). Start the system with train.trainer: external"
+        ) from error
+    return connection

@@ -6,11 +6,13 @@ and answers with the weights after its step.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,15 @@ from openclaw_rl.other_trainers.sample_rows import sample_row
 from openclaw_rl.other_trainers.trainer_socket import TrainerGone, TrainerLink, TrainerSocket
 from openclaw_rl.settings.load import Config
 from openclaw_rl.types import Logprobs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UndecidedStep:
+    """A step whose program waits for the answer. `folder`: of its weights; None: the base."""
+
+    number: int
+    folder: str | None
+    link: TrainerLink
 
 
 class ExternalTrainer:
@@ -44,12 +55,13 @@ class ExternalTrainer:
         self._folder: str | None = None  # of the weights from which the next step starts
         self._memory: Mapping[str, Any] = {}
         self._informed: TrainerLink | None = None  # who has these weights
-        self._finished: tuple[int, str | None, TrainerLink] | None = None  # a step to confirm: number, folder, by whom
+        self._undecided: UndecidedStep | None = None
         self._count = 0
 
     def load(self, *, folder: str | None, memory: Mapping[str, Any]) -> None:
         """Say which weights to begin from. Raises `TrainerAbsent`."""
-        self._folder, self._memory, self._informed, self._finished = folder, dict(memory), None, None
+        self.reject_step("the train worker starts again from the weights before")
+        self._folder, self._memory, self._informed = folder, dict(memory), None
         self._send_weights(self._require_trainer())
 
     def step(self, samples: Sequence[Sample], out: str) -> StepResult:
@@ -71,29 +83,34 @@ class ExternalTrainer:
             shutil.rmtree(out, ignore_errors=True)
             raise TrainerAbsent(f"the batch is free again: {error}") from error
         self._informed = None  # until the step is confirmed
-        if answer["kind"] == "failed" or answer.get("id") != self._count:
-            shutil.rmtree(out, ignore_errors=True)
-            reason = answer.get("reason", f"it answered for batch {answer.get('id')}")
-            raise ModelError(f"the trainer {link.name!r} refused the batch: {reason}")
+        self._undecided = UndecidedStep(number=self._count, folder=self._folder, link=link)
         try:
+            if answer["kind"] == "failed" or answer.get("id") != self._count:
+                reason = answer.get("reason", f"it answered for batch {answer.get('id')}")
+                raise ModelError(f"the trainer {link.name!r} refused the batch: {reason}")
             result = self._read_result(samples, out, answer)
         except ModelError:
             shutil.rmtree(out, ignore_errors=True)
             raise
-        self._finished = self._count, result.folder or self._folder, link
+        self._undecided = replace(self._undecided, folder=result.folder or self._folder)
         return result
 
     def confirm_step(self) -> None:
-        """Confirm that the weights of its last step are kept: the next step starts from them."""
-        if self._finished is None:
+        """Answer that the weights of its last step are kept: the next step starts from them."""
+        step, self._undecided = self._undecided, None
+        if step is None:
             return
-        number, self._folder, link = self._finished
-        self._finished = None
-        try:
-            link.send({"kept": {"id": number}})
-            self._informed = link
-        except TrainerGone:  # it gets the weights when it is back
-            self._informed = None
+        self._folder = step.folder
+        with contextlib.suppress(TrainerGone):  # it gets the weights when it is back
+            step.link.send({"kept": {"id": step.number}})
+            self._informed = step.link
+
+    def reject_step(self, reason: str) -> None:
+        """Answer that the weights of its last step are not kept, and why: it gets those before with the next batch."""
+        step, self._undecided = self._undecided, None
+        if step is not None:
+            with contextlib.suppress(TrainerGone):
+                step.link.send({"rejected": {"id": step.number, "reason": reason}})
 
     def score(self, samples: Sequence[Sample]) -> list[Logprobs]:
         """Raise `ModelError`: `gate.kind: probes`, which needs this, is refused with the settings."""

@@ -142,8 +142,11 @@ class TrainerSocket:
             line = b""
             while not line.endswith(b"\n") and len(line) < _MAX_HELLO and (more := connection.recv(4096)):
                 line += more
-            hello = json.loads(line)["hello"]
-            reason, current = None, self.find_trainer()
+            message, reason, current = json.loads(line), None, self.find_trainer()
+            if "describe" in message:
+                connection.sendall(_encode({"welcome": self._welcome | {"trainer": current and current.name}}))
+                return None
+            hello = message["hello"]
             if current is not None:
                 reason = f"the trainer {current.name!r} is connected already"
             elif hello["protocol"] != PROTOCOL:

@@ -16,7 +16,8 @@ CLEAR_MAJORITY = 2.0
 """A lesson is practised if it weighs more than this times a lesson that it contradicts. Users who share the weights
 count together."""
 REMEASURED_VERSIONS = 32
-"""Versions after which the divergence of a learned lesson is measured again, by one step of practice."""
+"""Versions after which the divergence of a learned lesson is measured again, by one step of practice. While it stays
+learned, each further measurement comes after twice as many as the one before."""
 _TOLERANCE = 1e-3  # of weights, as lessons age
 
 
@@ -87,5 +88,6 @@ def _is_outweighed(lesson: Lesson, in_force: Sequence[Lesson], now: float) -> bo
 
 def _is_due(conn: Connection, lesson: Lesson, line: Sequence[int]) -> bool:
     """Return whether the divergence of a learned lesson was measured many versions ago. `line`: newest first."""
-    measured = practice_turns.newest_versions(conn, lesson.id, line, 1)
-    return bool(measured) and line.index(measured[-1]) >= REMEASURED_VERSIONS
+    measured = practice_turns.measured_versions(conn, lesson.id, line)
+    again = sum(version > (lesson.learned_version or 0) for version in measured)
+    return bool(measured) and line.index(measured[-1]) >= REMEASURED_VERSIONS * 2**again

@@ -66,6 +66,11 @@ class _Round:
     def is_complete(self) -> bool:
         return len(self.replies) == len(self.prompts)
 
+    @property
+    def seconds(self) -> float:
+        """How long its replies have taken."""
+        return sum(ended - began for began, ended in set(self.times))
+
     def order(self, place: int) -> ReplyOrder:
         """Return the order of the reply to one of the prompts."""
         prompt, is_teacher = self.prompts[place], place < self.from_teacher
@@ -136,6 +141,8 @@ class PracticeSession:
         with self._store.read() as conn:
             pending = practice_turns.pending_turns(conn, owner)
             is_current = found is not None and self._is_current(conn, found, head)
+        if found is not None and (pending or not is_current):
+            self._drop_round(found)
         if pending:  # of this process, or of one that was killed before its step
             return pending
         found = found if is_current else self._begin(head, owner)
@@ -146,10 +153,19 @@ class PracticeSession:
             return []
         with self._store.write() as conn:
             leases.check(conn, lease, lease_now)
-            if self._is_current(conn, found, head):  # else a lesson was forgotten meanwhile
+            is_current = self._is_current(conn, found, head)
+            if is_current:
                 practice_turns.add_turns(conn, self._make_turns(found), at=self._clock())
+        if not is_current:  # a lesson was forgotten meanwhile
+            self._drop_round(found)
         with self._store.read() as conn:
             return practice_turns.pending_turns(conn, owner)
+
+    def _drop_round(self, found: _Round) -> None:
+        """Leave out the replies of a round. What they took counts toward the budget."""
+        if found.replies:
+            with self._store.write() as conn:
+                practice_turns.add_dropped_seconds(conn, found.seconds, at=self._clock())
 
     def _is_current(self, conn: Connection, found: _Round, head: Policy) -> bool:
         """Return whether the head and the lessons are those for which the round began."""
@@ -202,6 +218,8 @@ class PracticeSession:
             found.replies += self._source.generate([found.order(place) for place in places])
         except (RepliesDelayed, NoGateway, BrokenVersion) as error:
             self.note, self.is_waiting = f'practice of "{words}" waits: {error}', not isinstance(error, BrokenVersion)
+            if not isinstance(error, RepliesDelayed):
+                self._drop_round(found)
             return isinstance(error, RepliesDelayed)
         found.times += [(began, max(began, self._clock()))] * len(places)
         return True

@@ -37,6 +37,13 @@ class LoadedTrainer:
         if isinstance(self._trainer, ConfirmedTrainer):
             self._trainer.confirm_step()
 
+    def reject_step(self, reason: str, folder: str | None = None) -> None:
+        """Remove the weights of the last step, which are not kept, and report that to a trainer that waits for it."""
+        if folder is not None:
+            policy_folders.remove_folder(Path(folder))
+        if isinstance(self._trainer, ConfirmedTrainer):
+            self._trainer.reject_step(reason)
+
     def load(self, policy: Policy) -> str | None:
         """Load a version, if it is not loaded. Return how its files are damaged, in which case it is not."""
         if self.has_loaded(policy):

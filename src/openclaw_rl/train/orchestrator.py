@@ -115,7 +115,8 @@ class TrainLoop:
         try:
             with disk_space.raise_disk_full():
                 return self._run_iteration()
-        except DiskFull:
+        except DiskFull as error:
+            self._trainer.reject_step(str(error))
             self._cleaned_epoch = None  # the interrupted step may have left a folder, or no line in the metrics
             raise
 
@@ -147,6 +148,7 @@ class TrainLoop:
             return False
         except StaleLease as error:
             log.warning("nothing was published, starting over: %s", error)
+            self._trainer.reject_step(str(error))
             self._keeper.renew_now()
             return True
 
@@ -205,8 +207,7 @@ class TrainLoop:
         """Do the next piece of the examination. Return False if it waits. Raises `StaleLease`."""
         decided = self._examiner.examine(candidate, head)
         self.note = self._examiner.note
-        if self._examiner.polls:
-            self._next_check = 0.0
+        self._next_check *= not self._examiner.polls
         if decided is None:
             return self._examiner.has_worked
         with self._store.read() as conn:
@@ -268,8 +269,7 @@ class TrainLoop:
         any_age, replayed = self._ledger.is_active, self._ledger.replays
         batch = self._builder.build_batch(items, head, line, replays=replayed, any_age=any_age)
         fresh = {s.turn for s in batch.samples if not s.replay}
-        names = ", ".join(s.turn for s in batch.samples)
-        log.debug("batch for version %d: %s; left out: %s", version, names, dict(batch.dropped))
+        log.debug("batch for version %d: %s; left out: %s", version, [s.turn for s in batch.samples], batch.dropped)
         if batch.dropped and not self._ledger.is_active:
             self._drop_turns(batch.dropped)
         if not batch.samples:
@@ -295,6 +295,7 @@ class TrainLoop:
                 result = self._trainer.step(samples, version)
         except batch_bisection.BATCH_ERRORS as error:
             self._record_failure(head, version, samples, earlier, error)
+            self._trainer.reject_step(str(error))
             return True
         with self._store.write(durable=False) as conn:
             self._attempts.end(conn)
@@ -306,8 +307,8 @@ class TrainLoop:
         try:
             step = StepOutcome(head=head, version=version, samples=samples, earlier_uses=earlier, result=result)
             self._publish_or_reject(step, batch.kept_counts)
-        except StaleLease:  # after other errors the folder is kept: the commit may have succeeded
-            policy_folders.remove_folder(Path(result.folder))
+        except StaleLease as error:  # after other errors the folder is kept: the commit may have succeeded
+            self._trainer.reject_step(str(error), result.folder)
             raise
         self._thinner.thin_versions(self._clock())
         return True
@@ -317,7 +318,7 @@ class TrainLoop:
         if result.folder is None:
             self._trainer.mark_loaded(head)
         else:
-            policy_folders.remove_folder(Path(result.folder))
+            self._trainer.reject_step("no new turn of the batch was trained on", result.folder)
         self._drop_counts["dropped/stale"] += int(result.metrics.get("dropped/stale", 0))
         self._replays.mark_unfit(again := result.dropped.keys() - fresh)
         self._drop_turns(reasons := {turn: result.dropped.get(turn, NO_GRADIENT_REASON) for turn in sorted(fresh)})
@@ -365,8 +366,7 @@ class TrainLoop:
         policy = step.make_policy(storable_metrics(metrics, self._engine), reason, self._clock())
         uses = make_uses(step.version, step.trained, step.earlier_uses)
         lease, is_examined = self._keeper.require_lease(), self._examiner.is_active and not self._ledger.is_active
-        success = candidates.add_candidate if is_examined else policies.publish
-        record = policies.reject if reason else success
+        record = policies.reject if reason else candidates.add_candidate if is_examined else policies.publish
         with self._store.write() as conn:
             record(conn, lease, policy, uses, self._clock(), lease_now=self._keeper.clock())
             record_credit(conn, policy.version, step.result.credit)
@@ -377,7 +377,7 @@ class TrainLoop:
         self._replays.mark_unfit(s.turn for s in step.left_out if s.replay)
         self._drop_counts.clear()
         if reason:
-            policy_folders.remove_folder(Path(str(step.result.folder)))
+            self._trainer.reject_step(reason, step.result.folder)
         else:
             self._trainer.mark_loaded(policy)
             self._monitor.trust(policy)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -55,8 +56,9 @@ def logprobs(*pairs: tuple[int, float], top: dict[int, float] | None = None) -> 
 
 
 def test_the_engine_gets_roles_parts_and_images_that_it_knows() -> None:
-    body = chat_api.streaming_body(generation(top_logprobs=2), model="m", limit=9)
-    json.dumps(body)
+    messages = chat_api.encode_messages(CONVERSATION)
+    fields = chat_api.streaming_fields(generation(top_logprobs=2), model="m", limit=9)
+    body = json.loads(chat_api.encode_body(fields, messages))
     image = {"type": "image_url", "image_url": {"url": URL}}
     texts = [{"type": "text", "text": text} for text in ("see", "this")]
     assert body["messages"] == [
@@ -84,7 +86,7 @@ def test_the_engine_gets_roles_parts_and_images_that_it_knows() -> None:
     }
     assert {key: body.get(key) for key in expected} == expected
     assert "prompt" not in body
-    asked = chat_api.tokenize_body("m", CONVERSATION)
+    asked = json.loads(chat_api.encode_body(chat_api.tokenize_fields("m", CONVERSATION), messages))
     assert asked == {key: body[key] for key in ("model", "messages", "tools", "chat_template_kwargs")}
 
 
@@ -159,6 +161,41 @@ def test_a_reply_to_an_image(vllm_double: VllmDouble, tmp_path: Path) -> None:
             _ = [c async for c in engine.generate(generation([1, 2]))]
 
     run_with(vllm_double, tmp_path, body)
+
+
+class WatchedImages(dict[str, str]):
+    """Images that note the thread in which each is read."""
+
+    def __init__(self, images: dict[str, str]) -> None:
+        super().__init__(images)
+        self.readers: list[threading.Thread] = []
+
+    def __getitem__(self, digest: str) -> str:
+        self.readers.append(threading.current_thread())
+        return super().__getitem__(digest)
+
+
+def test_a_large_image_is_encoded_once_for_all_choices_and_beside_the_event_loop(
+    vllm_double: VllmDouble, tmp_path: Path
+) -> None:
+    vllm_double.reads_images = True
+    url = "data:image/png;base64," + "A" * 2**19
+    images = WatchedImages({"ab": url})
+    prompt = ImagePrompt(messages=[{"role": "user", "content": [IMAGE]}], variables={}, images=images)
+
+    async def body(engine: VllmEngine) -> None:
+        ids = await engine.render_images(prompt)
+        await engine.load([BASE])
+        for choice in ("a", "b", "c"):
+            asked = generation(ids.tolist(), id=choice, prompt=prompt)
+            assert [c async for c in engine.generate(asked)][-1].finish == "length"
+        assert len(images.readers) == 1
+        assert images.readers[0] is not threading.current_thread()
+
+    run_with(vllm_double, tmp_path, body)
+    asked = [request for path, request in vllm_double.requests if "messages" in request and "chat" in path]
+    image = {"type": "image_url", "image_url": {"url": url}}
+    assert [request["messages"] for request in asked] == [[{"role": "user", "content": [image]}]] * 3
 
 
 def test_a_server_of_a_text_model_says_so(vllm_double: VllmDouble, tmp_path: Path) -> None:

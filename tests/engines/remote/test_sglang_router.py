@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,48 @@ def test_a_reply_is_not_of_two_versions(wire: RouterWire, slime: Slime) -> None:
             async for _ in stream:
                 pass
         assert (await reply(engine, call(1)))[2] == "length"
+
+    attach(wire, slime, body)
+
+
+@pytest.fixture(scope="module")
+def opened_records() -> list[str]:
+    """Grows with each time that the file with the versions of the trainer's weights is opened."""
+    found: list[str] = []
+
+    def note_record(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" and str(arguments[0]).endswith(trainer_weights.FILE_NAME) and arguments[1] == "r":
+            found.append(str(arguments[0]))
+
+    sys.addaudithook(note_record)
+    return found
+
+
+def test_the_versions_are_read_twice_a_reply_and_not_for_each_piece(
+    wire: RouterWire, slime: Slime, opened_records: list[str]
+) -> None:
+    slime.begin(None)
+
+    async def body(engine: SglangRouterEngine) -> None:
+        await reply(engine, call(0))
+        opened_records.clear()
+        pieces = [chunk async for chunk in engine.generate(call(0, max_tokens=200))]
+        assert len(pieces) > 10
+        assert len(opened_records) == 2
+
+    attach(wire, slime, body)
+
+
+def test_a_new_run_of_the_trainer_during_a_reply_is_noticed_at_its_end(wire: RouterWire, slime: Slime) -> None:
+    slime.begin(None)
+
+    async def body(engine: SglangRouterEngine) -> None:
+        stream = engine.generate(call(max_tokens=200))
+        await anext(stream)
+        slime.begin_another()
+        with pytest.raises(EngineGone, match="loaded unknown weights during a reply on the base"):
+            async for _ in stream:
+                pass
 
     attach(wire, slime, body)
 

@@ -15,6 +15,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
+from tests.learner.forward import test_exact_gradients
 from torch.nn.attention import flex_attention as torch_flex
 from torch.nn.attention.flex_attention import BlockMask
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
@@ -175,10 +176,7 @@ def test_too_many_kernels_are_an_error_and_not_a_crawl(unfused: None) -> None:
         flex_attention.attend_tree(query.double(), query.double(), query.double(), TreeMasks(of), 0.25, None)
 
 
-SHAPE = {
-    "vocab_size": V, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 2048, "initializer_range": 0.3,
-}  # fmt: skip
+SHAPE = test_exact_gradients.SHAPE | {"vocab_size": V, "max_position_embeddings": 2048}
 
 
 def _gemma3() -> Gemma3ForCausalLM:

@@ -42,9 +42,12 @@ def has_images(messages: Sequence[Message]) -> bool:
     return next(image_digests(messages), None) is not None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class ImagePrompt:
-    """A conversation with images, which the engine renders itself with the model's image processor."""
+    """A conversation with images, which the engine renders itself with the model's image processor.
+
+    It equals itself alone, so that an engine can keep its encoded form as long as it lives.
+    """
 
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]] = ()

@@ -53,15 +53,26 @@ class _ChatResponse(msgspec.Struct):
 
 
 _response_decoder = msgspec.json.Decoder(_ChatResponse)
+_encoder = msgspec.json.Encoder()
 
 
-def tokenize_body(model: str, prompt: ImagePrompt) -> dict[str, Any]:
+def encode_messages(prompt: ImagePrompt) -> msgspec.Raw:
+    """Return the messages of a conversation as JSON, with the images in them."""
+    return msgspec.Raw(_encoder.encode([_engine_message(message, prompt.images) for message in prompt.messages]))
+
+
+def encode_body(fields: Mapping[str, Any], messages: msgspec.Raw) -> bytes:
+    """Return a request body as JSON. `fields`: all others than the messages."""
+    return _encoder.encode({**fields, "messages": messages})
+
+
+def tokenize_fields(model: str, prompt: ImagePrompt) -> dict[str, Any]:
     """Return the request that renders a conversation to token ids, the places of its images included."""
     return _conversation_fields(prompt) | {"model": model}
 
 
-def streaming_body(generation: ImageGeneration, *, model: str, limit: int) -> dict[str, Any]:
-    """Return the request body for one streamed reply."""
+def streaming_fields(generation: ImageGeneration, *, model: str, limit: int) -> dict[str, Any]:
+    """Return the request for one streamed reply."""
     sampling, top = generation.sampling, generation.top_logprobs
     made = completions_api.request_body(model, (), sampling, limit=limit, stop=generation.stop_token_ids)
     del made["prompt"]
@@ -72,9 +83,7 @@ def streaming_body(generation: ImageGeneration, *, model: str, limit: int) -> di
 
 
 def _conversation_fields(prompt: ImagePrompt) -> dict[str, Any]:
-    out: dict[str, Any] = {"messages": [_engine_message(m, prompt.images) for m in prompt.messages]}
-    if prompt.tools:
-        out["tools"] = list(prompt.tools)
+    out: dict[str, Any] = {"tools": list(prompt.tools)} if prompt.tools else {}
     return out | {"chat_template_kwargs": dict(prompt.variables)} if prompt.variables else out
 
 

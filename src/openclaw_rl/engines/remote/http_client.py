@@ -6,6 +6,7 @@ raises `RequestRefused` with the server's message. Closing a stream closes its c
 
 from __future__ import annotations
 
+import io
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ _ENGINE_DEAD_MESSAGES = ("EngineDead", "EngineCore encountered")  # of vLLM, wit
 _HEALTH_PATHS = {"vllm": "/health", "sglang": "/model_info", "openai": "/v1/models"}
 _KEEP_ALIVE_TIMEOUT = 2.0  # seconds; less than uvicorn's keep-alive timeout of 5 s
 _CONNECT_TIMEOUT = 5.0  # seconds
+_WHOLE_BODY_BYTES = 2**18  # of a body that is sent at once
 HEALTH_TIMEOUT = 20.0  # seconds that a health check may take; long, because a busy server answers slowly
 
 _json_encoder = msgspec.json.Encoder()
@@ -75,6 +77,8 @@ class HttpClient:
         limit: float | None = None,
     ) -> Any:
         """Return the decoded JSON answer: None if it is empty, text if it is not JSON. `limit`: timeout in seconds.
+
+        `body`: a JSON value, or the bytes of one.
 
         Raises `RequestRefused` if the server refuses, `EngineGone` if it cannot be reached or the connection is lost.
         """
@@ -132,7 +136,7 @@ class HttpClient:
         self, method: str, path: str, body: Any, params: Mapping[str, str] | None, limit: float | None, then: str
     ) -> AsyncGenerator[aiohttp.ClientResponse]:
         """Send a request. `then`: what a lost connection means for the caller, for its error message."""
-        data = None if body is None else _json_encoder.encode(body)
+        data = _encode_body(body)
         timeout = aiohttp.ClientTimeout(total=limit, sock_connect=_CONNECT_TIMEOUT)
         request = self._get_session().request(method, self.url + path, data=data, params=params, timeout=timeout)
         try:
@@ -169,6 +173,14 @@ class HttpClient:
             return EngineGone(f"no engine answers at {self.address} ({error.os_error.strerror or error.os_error})")
         words = str(error) or type(error).__name__
         return EngineGone(f"the connection to the engine at {self.address} was lost ({words}); {then}")
+
+
+def _encode_body(body: Any) -> bytes | io.BytesIO | None:
+    """Return the body to send. aiohttp sends a file in pieces, between which the event loop does other work."""
+    if body is None:
+        return None
+    data = body if isinstance(body, bytes) else _json_encoder.encode(body)
+    return io.BytesIO(data) if len(data) > _WHOLE_BODY_BYTES else data
 
 
 def error_from_event(error: object) -> EngineError:

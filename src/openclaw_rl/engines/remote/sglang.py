@@ -97,14 +97,17 @@ class SglangEngine(RemoteEngine):
     async def _stream_chunks(self, generation: Generation, held: LoadedVersion, limit: int) -> AsyncGenerator[Chunk]:
         rid = f"openclaw-{uuid.uuid4().hex}"
         body = sglang_api.streaming_body(generation, adapter=held.adapter, limit=limit, rid=rid)
-        reply, ended = sglang_api.SglangReplyReader(generation.top_logprobs), False
+        reply, ended, checked = sglang_api.SglangReplyReader(generation.top_logprobs), False, 0
         events = self.http.stream_events("/generate", body)
         try:
             async for together in events:
                 chunk = reply.read_events(together)
-                self._check_weights(held, reply.weight_tags)
                 if chunk is not None:
                     ended = chunk.finish is not None
+                if ended or len(reply.weight_tags) > checked:  # again at the end: a tag may then mean other weights
+                    self._check_weights(held, reply.weight_tags)
+                    checked = len(reply.weight_tags)
+                if chunk is not None:
                     yield chunk
         finally:
             await events.aclose()

@@ -13,10 +13,13 @@ from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
+import msgspec
 import numpy as np
 
 from openclaw_rl.common.images.image_prompt import ImageGeneration, ImagePrompt
+from openclaw_rl.common.large_requests import call_in
 from openclaw_rl.engines import adapter_file
 from openclaw_rl.engines.adapter_file import AdapterFile
 from openclaw_rl.engines.base import EngineInfo, OnConnect
@@ -30,6 +33,7 @@ from openclaw_rl.settings.load import Config, EngineConfig
 from openclaw_rl.types import Chunk, Generation, Ids, Logprobs, PolicyRef, Sampling
 
 _PATTERNS_MIN_VERSION = (0, 32)  # earlier versions ignored rank_pattern and alpha_pattern
+_ENCODE_IN_THREAD_CHARS = 2**18  # of images, from which encoding them would delay other replies
 _PROBE_GRAMMAR = '%llguidance {}\nstart: "1"'
 # Bounds white space between JSON tokens, because a small model may emit nothing else.
 _WHITESPACE_PATTERN = re.compile(r'"x-guidance": \{"whitespace_pattern": "[^"]*"\}')
@@ -76,6 +80,7 @@ class VllmEngine(RemoteEngine):
         super().__init__(http, config, owner=owner, on_connect=on_connect)
         self._identity_folder = folder
         self._identity_adapter: PolicyRef | None = None
+        self._encoded_messages: WeakKeyDictionary[ImagePrompt, msgspec.Raw] = WeakKeyDictionary()
         self._loaded_adapters: set[str] = set()  # over this connection; unloaded ones may still occupy slots
 
     async def _fetch_info(self) -> EngineInfo:
@@ -137,8 +142,16 @@ class VllmEngine(RemoteEngine):
         return np.array(await self._render_chat(prompt), dtype=np.int32)
 
     async def _render_chat(self, prompt: ImagePrompt) -> list[int]:
-        asked = chat_api.tokenize_body(self._base_name, prompt)
-        return chat_api.rendered_ids(await self.http.call_json("POST", chat_api.TOKENIZE_PATH, asked))
+        body = await self._encode_chat(prompt, chat_api.tokenize_fields(self._base_name, prompt))
+        return chat_api.rendered_ids(await self.http.call_json("POST", chat_api.TOKENIZE_PATH, body))
+
+    async def _encode_chat(self, prompt: ImagePrompt, fields: dict[str, Any]) -> bytes:
+        """Return a request with a conversation as JSON. Its messages are encoded once for all replies to it."""
+        large = sum(map(len, prompt.images.values())) > _ENCODE_IN_THREAD_CHARS
+        if (messages := self._encoded_messages.get(prompt)) is None:
+            messages = await call_in(chat_api.encode_messages, prompt, in_thread=large)
+            self._encoded_messages[prompt] = messages
+        return await call_in(chat_api.encode_body, fields, messages, in_thread=large)
 
     async def _request_choice(self, asked: dict[str, Any]) -> completions_api.CompletionChoice:
         """Return the choice of an answer that is not streamed."""
@@ -151,8 +164,11 @@ class VllmEngine(RemoteEngine):
         path, asked, decode = _stream_request(generation, self._model_name(held), limit)
         if generation.sampling.grammar is not None:
             asked |= _grammar_fields(generation.sampling.grammar)
+        body: dict[str, Any] | bytes = asked
+        if isinstance(generation, ImageGeneration):
+            body = await self._encode_chat(generation.prompt, asked)
         end, cached = None, 0
-        async with aclosing(self.http.stream_events(path, asked)) as raw_events:
+        async with aclosing(self.http.stream_events(path, body)) as raw_events:
             async for together in raw_events:
                 events = [decode(raw) for raw in together]
                 chunk = completions_api.chunk_from_events(events, generation.top_logprobs)
@@ -261,9 +277,12 @@ class VllmEngine(RemoteEngine):
 def _stream_request(
     generation: Generation, model: str, limit: int
 ) -> tuple[str, dict[str, Any], Callable[[bytes], completions_api.CompletionResponse]]:
-    """Return path and body of the request for a reply, and the function that decodes its events."""
+    """Return path and body of the request for a reply, and the function that decodes its events.
+
+    A chat's body is without its messages.
+    """
     if isinstance(generation, ImageGeneration):
-        asked = chat_api.streaming_body(generation, model=model, limit=limit)
+        asked = chat_api.streaming_fields(generation, model=model, limit=limit)
         return chat_api.CHAT_PATH, asked, chat_api.ChatEventDecoder(generation.prompt_ids)
     asked = completions_api.streaming_body(generation, model=model, limit=limit)
     return "/v1/completions", asked, completions_api.decode_event

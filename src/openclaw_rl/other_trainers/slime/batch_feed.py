@@ -48,6 +48,7 @@ class BatchFeed:
         self._settling: threading.Thread | None = None
         self._is_closed = False
         self._weights: str | None = None  # folder name of the version that slime has; None: the base
+        self._fingerprint = ""  # of the weights that slime began with
         try:
             self._check_settings()
             self._identify_start()
@@ -57,7 +58,7 @@ class BatchFeed:
 
     def next_samples(self) -> list[Fields]:
         """Wait for a batch and return its samples. Raises `FeedUnfit`, `StreamEnded`."""
-        if self._settling is not None and self._settling.is_alive():
+        if self._settling is not None and self._mailbox.get("batch") is not None:
             raise FeedUnfit(
                 "slime asks for a batch and has not published the weights of the last one. Use train.py, not "
                 "train_async.py, and --custom-update-weight-post-write-path"
@@ -89,7 +90,14 @@ class BatchFeed:
         start = self._mailbox.get("start")
         if start is None:
             raise FeedUnfit("slime has not written its weights yet: its train.py updates weights before it asks")
-        self._weights = weight_files.find_version(self._options.home, start["fingerprint"])
+        self._fingerprint = start["fingerprint"]
+        self._weights = weight_files.find_version(self._options.home, self._fingerprint)
+        if self._weights is None and weight_files.read_base(self._options.home) not in (None, self._fingerprint):
+            raise FeedUnfit(
+                "slime began with weights that are neither the base nor a version: perhaps its last checkpoint is of a "
+                "step that was not kept. Start it with weights of the head (`openclaw-rl policies list`). If they are "
+                f"the base, remove {self._options.home / weight_files.BASE_FILE}"
+            )
         trainer_weights.start_record(
             self._options.home, start["tag"], self._weights, run=start["run"], run_file=self._mailbox.path_of("start")
         )
@@ -98,6 +106,8 @@ class BatchFeed:
         """Raise unless slime has the weights from which the next step starts."""
         wanted = None if load.folder is None else Path(load.folder).name
         if wanted == self._weights:
+            if wanted is None:
+                weight_files.record_base(self._options.home, self._fingerprint)
             return
         raise FeedUnfit(
             f"the next step starts from {load.folder or 'the base'}, and slime has {self._weights or 'other weights'}: "
@@ -148,12 +158,12 @@ class BatchFeed:
         folder = Path(batch.folder)
         weight_files.take_over(Path(written["folder"]), folder)
         trainer_weights.add_weights(self._options.home, written["tag"], folder.name)
+        self._weights = folder.name
         if batch.acknowledge(dropped=dropped):
-            self._weights = folder.name
             return None
         return (
-            "OpenClaw-RL did not keep the step (`openclaw-rl policies list` says why). slime cannot take it back: "
-            "start it again from the last checkpoint"
+            f"OpenClaw-RL did not keep the step: {batch.rejection}. slime cannot take it back: start it again from a "
+            "checkpoint before this step"
         )
 
 

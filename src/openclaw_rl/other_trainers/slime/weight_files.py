@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 _BYTES_OF_TENSOR = 1 << 16
+BASE_FILE = "slime_base.json"
+"""File of the home with the fingerprint of the base, as slime writes it."""
 
 
 def fingerprint_of(folder: Path) -> str:
@@ -48,6 +50,22 @@ def find_version(home: Path, fingerprint: str) -> str | None:
         if any(folder.glob("*.safetensors")) and fingerprint_of(folder) == fingerprint:
             return folder.name
     return None
+
+
+def read_base(home: Path) -> str | None:
+    """Return the fingerprint of the base; None before a step from it was begun."""
+    try:
+        found = json.loads((home / BASE_FILE).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    return str(found["fingerprint"])
+
+
+def record_base(home: Path, fingerprint: str) -> None:
+    """Record the fingerprint of the base, from which a step begins."""
+    fresh = home / f".{BASE_FILE}"
+    fresh.write_text(json.dumps({"fingerprint": fingerprint}), encoding="utf-8")
+    fresh.replace(home / BASE_FILE)
 
 
 def _number_of(name: str) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import ColumnElement, Connection, and_, func, insert, select
+from sqlalchemy.dialects.sqlite import insert as upsert
 
 from openclaw_rl.store import exchanges, turn_states, turns
 from openclaw_rl.store import schema as t
@@ -17,12 +18,15 @@ from openclaw_rl.store.lessons import lessons
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.store.lineage.policy_names import OwnerFilter, PolicyOwner, is_owned
 from openclaw_rl.store.lineage.training_queue import load_judged_turns
+from openclaw_rl.store.rows import from_json, to_json
 from openclaw_rl.store.turns import PRACTICE_JUDGE
 from openclaw_rl.types import Capture, ExchangeStatus, JudgedTurn, Kind, PolicyState, Reply, Request, TurnState, Verdict
 
 PRACTICE_SCOPE = "practice"
 """Scope of practice exchanges: no API key has it, so that no conversation is linked with them."""
 HOUR_SECONDS = 3600.0
+_DROPPED_KEY = "practice_dropped"
+"""Row of `meta` with the rounds of the last hour whose replies were left out: when, and how many seconds they took."""
 _IS_PRACTICE = t.equals_literal(t.turns.c.kind, Kind.PRACTICE)
 
 
@@ -146,7 +150,8 @@ def steps_on_people(conn: Connection, policy: str, *, since: float) -> list[floa
 def seconds_of_last_hour(conn: Connection, now: float) -> float:
     """Return how long practice has generated replies and trained in the hour before `now`, in seconds.
 
-    A step counts once, although `undo` may have taken it again. Its gate does not count.
+    Replies of rounds that were given up count, too. A step counts once, although `undo` may have taken it again. Its
+    gate does not count.
     """
     x, c = t.exchanges.c, t.turns.c
     made = (
@@ -159,7 +164,20 @@ def seconds_of_last_hour(conn: Connection, now: float) -> float:
     rows = conn.execute(made).all()
     replies = sum(end - begin for begin, end in {(row.admitted_at, row.finished_at) for row in rows})
     steps = policies.get_many(conn, {row.version for row in rows if row.version is not None})
-    return float(replies + sum(step.metrics.get("seconds/batch", 0.0) for step in steps))
+    dropped = sum(seconds for _, seconds in _dropped_rounds(conn, now))
+    return float(replies + dropped + sum(step.metrics.get("seconds/batch", 0.0) for step in steps))
+
+
+def add_dropped_seconds(conn: Connection, seconds: float, *, at: float) -> None:
+    """Record how long the replies of a round took that were left out."""
+    row = {"key": _DROPPED_KEY, "value": to_json([*_dropped_rounds(conn, at), (at, seconds)])}
+    conn.execute(upsert(t.meta).values(row).on_conflict_do_update(index_elements=["key"], set_=row))
+
+
+def _dropped_rounds(conn: Connection, now: float) -> list[tuple[float, float]]:
+    """Return when each round in the hour before `now` was left out, and its seconds."""
+    raw = conn.scalar(select(t.meta.c.value).where(t.meta.c.key == _DROPPED_KEY))
+    return [(at, seconds) for at, seconds in (from_json(raw) if raw else ()) if now - HOUR_SECONDS < at <= now]
 
 
 def newest_prompts(conn: Connection, *, identity: str, limit: int, owner: OwnerFilter | None = None) -> list[str]:
@@ -183,9 +201,9 @@ def newest_prompts(conn: Connection, *, identity: str, limit: int, owner: OwnerF
     return list(conn.execute(query.order_by(c.seq.desc()).limit(limit)).scalars())
 
 
-def newest_versions(conn: Connection, lesson: str, line: Collection[int], limit: int) -> list[int]:
-    """Return the newest versions of a lineage with which the divergence of a lesson was measured, oldest first."""
-    return [version for version, _ in lessons.divergences_of(conn, lesson) if version in line][-limit:]
+def measured_versions(conn: Connection, lesson: str, line: Collection[int]) -> list[int]:
+    """Return the versions of a lineage with which the divergence of a lesson was measured, oldest first."""
+    return [version for version, _ in lessons.divergences_of(conn, lesson) if version in line]
 
 
 def newest_divergences(conn: Connection, lesson: str, line: Collection[int], limit: int) -> list[float]:
