@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from openclaw_rl.common import message_hash
 from openclaw_rl.common.message_hash import compose_text
 
 MARKS = [chr(code) for code in range(0x20000) if unicodedata.combining(chr(code))]
@@ -20,6 +21,22 @@ ALPHABET = st.sampled_from([*MARKS, *DECOMPOSED * 20, *"aeo\u0627\u05d0\u3042\u1
 @settings(max_examples=200, deadline=None)
 def test_the_form_is_that_of_unicodedata(text: str) -> None:
     assert compose_text(text) == unicodedata.normalize("NFC", text)
+
+
+@pytest.mark.parametrize(
+    "unit", ["e\u0301\u0327", "\u1100\u1161\u11a8", "\u304b\u3099", "\uac00\u11a8", "\u4f60e\u0301x"]
+)
+@pytest.mark.parametrize("shift", range(6))
+def test_a_long_text_is_composed_in_pieces_like_a_short_one(unit: str, shift: int) -> None:
+    text = "x" * shift + unit * 50_000
+    assert compose_text(text) == unicodedata.normalize("NFC", text)
+
+
+def test_no_character_at_which_a_piece_starts_changes_with_what_stands_before_it() -> None:
+    starts = [chr(code) for code in range(0x30000) if message_hash._PIECE_START.match(chr(code))]
+    for before in ("a", "\u1100", "\uac00", "\u304b", "e\u0301"):
+        form = unicodedata.normalize("NFC", before)
+        assert all(unicodedata.normalize("NFC", before + c) == form + unicodedata.normalize("NFC", c) for c in starts)
 
 
 def test_every_character_that_is_sorted_is_in_the_range_that_is_searched() -> None:
