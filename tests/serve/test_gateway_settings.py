@@ -13,6 +13,7 @@ from openclaw_rl.common.sockets import free_port
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.serve.app import run
 from openclaw_rl.settings.load import from_flat
+from openclaw_rl.store.db import Store
 from openclaw_rl.types import Capture
 
 USER = {"role": "user", "content": "hi"}
@@ -38,6 +39,19 @@ def test_redacted_capture_stores_no_text(start: Start, value: str, kept: tuple[d
     reply = site.client().chat.completions.create(model="openclaw", messages=[USER])
     stored = site.get(reply.id).request
     assert (stored.capture, tuple(stored.messages)) == (Capture(value), kept)
+
+
+def test_redacted_capture_stores_no_words_about_earlier_replies(start: Start) -> None:
+    """The reply was captured in full, before the setting was changed."""
+    site = start()
+    reply = site.client().chat.completions.create(model="openclaw", messages=[USER])
+    site.close()
+    other = start(settings={"serve.capture": "redacted"}, store=Store.open(site.config.store_path))
+    body = {"id": reply.id, "score": -1, "comment": "too long", "correction": "be brief"}
+    assert other.http.post("/v1/feedback", body).status_code == 200
+    with other.store.read() as conn:
+        stored = conn.exec_driver_sql("SELECT score, comment, correction FROM feedback").one()
+    assert tuple(stored) == (-1, None, None)
 
 
 @pytest.mark.parametrize(("patterns", "count"), [((), 2), (("^clock: .*$",), 1)])

@@ -18,6 +18,12 @@ def write(folder: Path, text: str) -> Path:
     return path
 
 
+def _aliases(count: int, *, of: int) -> str:
+    """YAML in which each of `count` keys is a list of aliases of the one before."""
+    lists = ["x" if n == 0 else f"*a{n - 1}" for n in range(count)]
+    return "".join(f"a{n}: &a{n} [{', '.join([one] * of)}]\n" for n, one in enumerate(lists))
+
+
 def test_flag_over_environment_over_file_over_default(tmp_path: Path) -> None:
     file = write(tmp_path, "serve: {port: 1}\ntrain: {batch_min: 5}\njudge: {num_judges: 7}\n")
     environ = {"OPENCLAW_PORT": "2", "OPENCLAW_RL_TRAIN_BATCH_MIN_TURNS": "6"}
@@ -116,6 +122,8 @@ def test_two_spellings_that_disagree_are_an_error() -> None:
         ("model: {name: 2026-13-45}", "cannot be read as YAML: month must be"),
         ("train: {seed: " + "9" * 5000 + "}", "cannot be read as YAML: .*4300 digits"),
         ("train: &x {lora: *x}", "an alias .* contains itself"),
+        (_aliases(9, of=10) + "serve: *a8", "aliases .* stand for more than 100000 values"),
+        (_aliases(60, of=1) + "serve: *a59", "nested too deeply"),
         ("[" * 600, "nested too deeply"),
         ("train: {x: " + "[" * 60 + "]" * 60 + "}", "nested too deeply"),
         ("train: {learning_rate: 1e400}", "train.optimizer.learning_rate: Input should be a finite number"),

@@ -295,6 +295,16 @@ def test_newer_is_refused(store: Store) -> None:
     refused(store.path, f"its schema is {len(MIGRATIONS) + 1}", f"supports up to {len(MIGRATIONS)}", "use the newer")
 
 
+def test_a_schema_number_that_the_tables_do_not_have_is_damage(store: Store) -> None:
+    """The tables of the newest schema, with the number of each older one and with no number."""
+    store.close()
+    for number in (b"-3", b"x", b"", *(str(n).encode() for n in range(1, len(MIGRATIONS)))):
+        with sqlite3.connect(store.path) as conn:
+            conn.execute("UPDATE meta SET value = ? WHERE key = 'schema'", (number,))
+        conn.close()
+        refused(store.path, "damaged", "backup")
+
+
 def test_older_is_backed_up_and_migrated(store: Store) -> None:
     with store.write() as conn:
         serve(conn, "a")

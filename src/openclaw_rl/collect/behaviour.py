@@ -7,12 +7,13 @@ several replies to one prompt, or hand a conversation over to another agent. The
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from sqlalchemy import Connection
 
 from openclaw_rl.collect.link import RequestLink
 from openclaw_rl.collect.reply_match import mismatch
+from openclaw_rl.common.client_patterns import head_and_tail
 from openclaw_rl.common.message_hash import canonical_calls, hashed_text
 from openclaw_rl.settings.load import SignalsConfig
 from openclaw_rl.store import exchanges
@@ -29,6 +30,11 @@ MIN_EDIT_OVERLAP, MIN_EDIT_CHARS, MAX_EDIT_CHARS = 0.75, 8, 2_000
 another question; characters that both messages need for it, and that are compared."""
 MIN_COPIED_CHARS, MIN_LINE_CHARS = 80, 16
 """Characters of copied lines that show copying; shorter lines do not count."""
+MAX_PASTED_CHARS, MAX_REPLY_CHARS, MAX_PLACES = 65_536, 16_384, 8
+"""Characters of a message and of a reply in which copied lines are searched, and places of a line's first characters
+in the message. They bound the time, in which nothing else can be written to the store."""
+MAX_CANDIDATES, MAX_COMPARED_LINES = 4, 20
+"""Replies, and lines of one, that are searched in the reply's own prompt."""
 
 Observation = tuple[str, str]
 """Turn, signal."""
@@ -107,14 +113,15 @@ def _find_copied_turns(exchange: Exchange, decided: RequestLink, index: Exchange
     called = _arguments_of_last_reply(exchange)
     if len(pasted) < MIN_COPIED_CHARS and len(called) < MIN_COPIED_CHARS:
         return
-    elsewhere, here = [], []
+    elsewhere, here = _LineSearch(pasted), _LineSearch(called)
     for past, reply in index.main_replies_before(request.scope, exchange.seq):
-        if past.session == decided.session:
-            if past.id != decided.parent and _is_copied(reply, called, past, index):
-                here.append(past.id)
-        elif past.user == request.user and _is_copied(reply, pasted, past, index):
-            elsewhere.append(past.id)
-    for turns in (elsewhere, here):
+        if past.session != decided.session:
+            if past.user == request.user:
+                elsewhere.add_reply(past, reply)
+        elif past.id != decided.parent:
+            here.add_reply(past, reply)
+    for search in (elsewhere, here):
+        turns = [past.id for past, lines in search.found if _are_new(lines, index.prompt_text(past))]
         if len(turns) == 1:
             yield turns[0], COPIED
 
@@ -128,12 +135,40 @@ def _arguments_of_last_reply(exchange: Exchange) -> str:
     return "\n".join(arguments for _, arguments in made.values()).replace('\\"', '"')
 
 
-def _is_copied(reply: str, text: str, past: ExchangeSummary, index: ExchangeIndex) -> bool:
-    """Return whether lines of the reply stand in the text that did not stand in its own prompt."""
-    if len(text) < MIN_COPIED_CHARS:
-        return False
-    lines = {line for raw in reply.splitlines() if len(line := raw.strip()) >= MIN_LINE_CHARS and line in text}
-    if sum(map(len, lines)) < MIN_COPIED_CHARS:
-        return False
-    prompt = index.prompt_text(past)
-    return sum(len(line) for line in lines if line not in prompt) >= MIN_COPIED_CHARS
+class _LineSearch:
+    """Search of replies whose lines stand in a text. `found` is empty if there are more than `MAX_CANDIDATES`."""
+
+    def __init__(self, text: str) -> None:
+        self._text = head_and_tail(text, MAX_PASTED_CHARS) if len(text) >= MIN_COPIED_CHARS else ""
+        self._places: dict[str, list[int]] = {}  # by the characters that begin there
+        for at in range(len(self._text) - MIN_LINE_CHARS + 1):
+            places = self._places.setdefault(self._text[at : at + MIN_LINE_CHARS], [])
+            if len(places) < MAX_PLACES:
+                places.append(at)
+        self._found: list[tuple[ExchangeSummary, list[str]]] = []
+
+    @property
+    def found(self) -> Sequence[tuple[ExchangeSummary, list[str]]]:
+        """The replies, each with its lines that stand in the text, the longest first."""
+        return self._found if len(self._found) <= MAX_CANDIDATES else ()
+
+    def add_reply(self, past: ExchangeSummary, reply: str) -> None:
+        """Search a reply."""
+        if not self._text:
+            return
+        lines = {line for raw in head_and_tail(reply, MAX_REPLY_CHARS).splitlines() if self._has(line := raw.strip())}
+        if sum(map(len, lines)) >= MIN_COPIED_CHARS:
+            self._found.append((past, sorted(lines, key=lambda line: (-len(line), line))))
+
+    def _has(self, line: str) -> bool:
+        return any(self._text.startswith(line, at) for at in self._places.get(line[:MIN_LINE_CHARS], ()))
+
+
+def _are_new(lines: Sequence[str], prompt: str) -> bool:
+    """Return whether enough characters of the lines did not stand in the reply's own prompt."""
+    new = 0
+    for line in lines[:MAX_COMPARED_LINES]:
+        new += len(line) if line not in prompt else 0
+        if new >= MIN_COPIED_CHARS:
+            return True
+    return False

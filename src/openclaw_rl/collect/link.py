@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from openclaw_rl.collect.episode_history import find_continued_turn
 from openclaw_rl.collect.quoted_replies import quotation_reason
+from openclaw_rl.collect.reaction_finder import ReactionFinder
 from openclaw_rl.collect.reply_match import (
     DISTINCTIVE,
     NOT_OURS,
@@ -24,10 +25,9 @@ from openclaw_rl.collect.reply_match import (
 )
 from openclaw_rl.collect.summary_match import NOT_REPLACED, ReplacedHistory, find_replaced_history, turn_before_summary
 from openclaw_rl.collect.traffic import TrafficClassifier
-from openclaw_rl.common.message_hash import reaction_signature, visible_text
 from openclaw_rl.store.exchange_index import ExchangeIndex, ExchangeSummary
 from openclaw_rl.store.turn_states import DropReason
-from openclaw_rl.types import Capture, ExchangeStatus, Kind, Mark, Request, TurnState
+from openclaw_rl.types import Capture, ExchangeStatus, Kind, Request, TurnState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,8 @@ def link_request(request: Request, seq: int, index: ExchangeIndex, sides: Traffi
     """Look up the assistant messages in the history of exchange number `seq`, and decide its links. No side effects."""
     kind, why_side = sides.classify_request(request)
     matcher = ReplyMatcher(request, index)
-    reactions = {at: _find_reaction(request, at, sides, matcher) for at in matcher.positions}
+    finder = ReactionFinder(request, sides, matcher)
+    reactions = {at: finder.find_reaction(at) for at in matcher.positions}
     found = matcher.find_matches(reactions)
     known = [match.past for _, match in sorted(found.items()) if match.past is not None]
     replaced = NOT_REPLACED if known or kind is Kind.SIDE else find_replaced_history(request, index, sides)
@@ -95,64 +96,6 @@ def _infer_session(request: Request, parent: ExchangeSummary | None, index: Exch
     first = index.by_id(request.scope, stem) if number.isdecimal() else None
     together = first is not None and first.admitted_at == request.admitted_at
     return first.session if first is not None and together else request.id
-
-
-def _find_reaction(request: Request, at: int, sides: TrafficClassifier, matcher: ReplyMatcher) -> ReactionMessages:
-    """Return the reaction to mark `at`: messages of a person or a tool. What only the client wrote is no reaction."""
-    marks = _reaction_marks(request, at, sides, matcher)
-    if request.messages:
-        marks = tuple(m for m in marks if not sides.is_client_text(request.messages[m.index]))
-    if not any(m.role in ("user", "tool") for m in marks):
-        return ReactionMessages(may_be_main=_may_be_main(request, at, sides))
-    return ReactionMessages(
-        marks=marks,
-        signature=reaction_signature(marks),
-        is_last=at == matcher.positions[-1] or marks[-1].index > request.marks[matcher.positions[-1]].index,
-        from_person=any(m.role == "user" for m in marks),
-        may_be_main=_may_be_main(request, at, sides),
-    )
-
-
-def _may_be_main(request: Request, at: int, sides: TrafficClassifier) -> bool:
-    """Return whether the prompt of mark `at` is no client prompt (a heartbeat). False if the text was not stored."""
-    before = request.messages[: request.marks[at].index]  # includes ephemeral messages, e.g. the rest of a heartbeat
-    prompt = next((m for m in reversed(before) if m.get("role") == "user"), None)
-    return bool(request.messages) and not (prompt is not None and sides.is_client_prompt(prompt))
-
-
-def _reaction_marks(request: Request, at: int, sides: TrafficClassifier, matcher: ReplyMatcher) -> tuple[Mark, ...]:
-    """Return the marks of the reaction to mark `at`: everything up to the next reply of the main conversation.
-
-    Side calls that some clients leave in the history (a heartbeat and its reply) are skipped, because their prompt is
-    not a reaction. The reaction ends at the reply to a message that only resembles a client prompt, and at the
-    reply to a wake if the user saw text of it. The request's own last messages are never skipped: its kind is known.
-    """
-    kept: list[Mark] = []
-    run: list[Mark] = []
-    aside, since = False, request.marks[at].index
-    for mark in request.marks[at + 1 :]:
-        if mark.role != "assistant":
-            run.append(mark)
-            continue
-        genuine = [m for m in run if not _is_client_prompt(request, m, sides)]
-        used = aside and all(m.role == "tool" for m in genuine)  # tool results of a side call
-        kept += [m for m in genuine if not (aside and m.role == "tool")]
-        woken = _has_wake_between(request, since, mark.index, sides)
-        aside = matcher.is_declared_side(mark) or (bool(run or woken) and (used or not genuine))
-        if not aside or (woken and visible_text(request.messages[mark.index])):
-            return tuple(kept)
-        run, since = [], mark.index
-    return (*kept, *run)
-
-
-def _has_wake_between(request: Request, after: int, before: int, sides: TrafficClassifier) -> bool:
-    """Return whether a wake was between these positions. Clients keep its reply only if they showed it to the user."""
-    passing = {*range(after + 1, before)} - {m.index for m in request.marks}
-    return bool(request.messages) and any(sides.is_client_prompt(request.messages[i]) for i in passing)
-
-
-def _is_client_prompt(request: Request, mark: Mark, sides: TrafficClassifier) -> bool:
-    return mark.role == "user" and bool(request.messages) and sides.is_client_prompt(request.messages[mark.index])
 
 
 def _relation_to_same_history(

@@ -16,6 +16,8 @@ from openclaw_rl.store.exchange_index import ExchangeIndex, ExchangeSummary
 from openclaw_rl.types import Kind, Message, Request
 
 _SUMMARY = "the summary in place of its history"
+_MAX_CLIENT_MESSAGES = 16
+"""Messages of the client before a summary that opens a conversation. Each is read, and each place is looked up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +53,7 @@ def _side_reply(request: Request, at: int, index: ExchangeIndex, sides: TrafficC
     what they remember into those of other conversations.
     """
     mark, earlier = request.marks[at], request.marks[:at]
-    if mark.role != "user" or not mark.distinctive:
+    if mark.role != "user" or not mark.distinctive or at > _MAX_CLIENT_MESSAGES:
         return None
     if not all(m.role == "system" or _is_client_message(request.messages[m.index], sides) for m in earlier):
         return None

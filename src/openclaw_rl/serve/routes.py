@@ -7,6 +7,7 @@ import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -32,7 +33,7 @@ from openclaw_rl.store import heartbeats
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import candidates, policies, retraining
 from openclaw_rl.store.rows import to_json
-from openclaw_rl.types import Feedback, Policy
+from openclaw_rl.types import Capture, Feedback, Policy
 
 log = logging.getLogger(__name__)
 
@@ -125,6 +126,8 @@ class GatewayRoutes:
         item = _parse_feedback(
             decode_json(_feedback_decoder, await read_body(request, self._gateway.config.serve)), scope
         )
+        if self._gateway.config.serve.capture == Capture.REDACTED:  # whatever was captured when the reply was given
+            item = replace(item, comment=None, correction=None)
         self._gateway.disk.check()
         try:
             await self._gateway.writer.put(item)

@@ -14,6 +14,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 _MAX_DEPTH = 50
+_MAX_VALUES = 100_000  # an error may show all of them
 _TOO_DEEP = f"nested too deeply; expected at most {_MAX_DEPTH} levels"
 
 
@@ -34,7 +35,7 @@ class _Loader(yaml.SafeLoader):
 def read_yaml(text: str) -> Any:
     """Parse YAML. Raises `ValueError`, one line with the position."""
     try:
-        return _check_depth(yaml.load(text, _Loader))  # a SafeLoader
+        return _check_size(yaml.load(text, _Loader))  # a SafeLoader
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
@@ -50,7 +51,7 @@ def read_yaml(text: str) -> Any:
 def read_json(text: str) -> Any:
     """Parse JSON; empty text gives None. Raises `ValueError`, one line with the position."""
     try:
-        return _check_depth(json.loads(text, object_pairs_hook=reject_duplicate_keys)) if text.strip() else None
+        return _check_size(json.loads(text, object_pairs_hook=reject_duplicate_keys)) if text.strip() else None
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
 
@@ -69,18 +70,29 @@ def reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _check_depth(value: Any, above: tuple[int, ...] = (), seen: set[int] | None = None) -> Any:
-    """Return `value`. Raises `ValueError` if it contains itself or is nested too deeply."""
-    seen = set() if seen is None else seen
+def _check_size(value: Any) -> Any:
+    """Return `value`. Raises `ValueError` if it contains itself, is nested too deeply, or has too many values."""
+    if _measure(value, (), {})[0] > _MAX_VALUES:
+        raise ValueError(f"its aliases (*) stand for more than {_MAX_VALUES} values. Write them out")
+    return value
+
+
+def _measure(value: Any, above: tuple[int, ...], known: dict[int, tuple[int, int]]) -> tuple[int, int]:
+    """Return how many values there are and how deeply they are nested; those of an alias count each time.
+
+    `known`: the results of containers, by `id`.
+    """
     if id(value) in above:
         raise ValueError("an alias (*) contains itself. Write the value out")
-    if len(above) > _MAX_DEPTH:
+    if not isinstance(value, dict | list):
+        return 1, 0
+    if id(value) not in known and len(above) <= _MAX_DEPTH:
+        parts = value.values() if isinstance(value, dict) else value
+        inner = [_measure(part, (*above, id(value)), known) for part in parts]
+        known[id(value)] = 1 + sum(count for count, _ in inner), 1 + max((depth for _, depth in inner), default=0)
+    if len(above) + known.get(id(value), (0, 1))[1] > _MAX_DEPTH + 1:
         raise ValueError(_TOO_DEEP)
-    if isinstance(value, dict | list) and id(value) not in seen:
-        seen.add(id(value))
-        for inner in value.values() if isinstance(value, dict) else value:
-            _check_depth(inner, (*above, id(value)), seen)
-    return value
+    return known[id(value)]
 
 
 class Section(BaseModel):

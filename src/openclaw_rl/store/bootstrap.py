@@ -25,6 +25,8 @@ POLICIES_FOLDER = "policies"
 """Folder beside the store with a folder for each policy version."""
 _FOLDER_NAME = re.compile(r"(\d{6,})-[0-9a-f]{8}")
 _LOG_CHECKS = 4
+_OTHER_TABLES = re.compile(r"^no such (table|column)|^duplicate column|^(table|index|there is).* already")
+"""What SQLite says if the store does not have the tables of its schema number."""
 _MESSAGES = {
     sqlite3.SQLITE_CORRUPT: "the file is damaged. Stop everything, keep a copy, and restore a backup "
     "(or save what can be read with `sqlite3 FILE .recover`).",
@@ -79,9 +81,12 @@ def schema_number(path: Path, conn: sqlite3.Connection) -> int:
             f"store {path}: a SQLite database, but not one of openclaw-rl. Expected a store: choose another path."
         )
     try:
-        return int(row[0])
+        number = int(row[0])
     except ValueError:
-        raise damaged_error(path, f"the number of its schema is {row[0]!r}") from None
+        number = -1
+    if number < 0:
+        raise damaged_error(path, f"the number of its schema is {row[0]!r}")
+    return number
 
 
 def _check_path(path: Path, *, create: bool) -> None:
@@ -240,7 +245,7 @@ def to_store_error(path: Path, error: BaseException | None) -> StoreError | None
     """Return the `StoreError` for an error of file or disk; None for any other (an error in our statements)."""
     if (code := getattr(error, "sqlite_errorcode", None)) is None:
         return None
-    if code == sqlite3.SQLITE_ERROR and str(error).startswith(("no such table", "no such column")):
+    if code == sqlite3.SQLITE_ERROR and _OTHER_TABLES.search(str(error)):
         return damaged_error(path, str(error))
     code &= 0xFF
     if code == sqlite3.SQLITE_FULL or (code in _FULL_DISK_CODES and disk_space.is_full(path.parent)):
