@@ -42,7 +42,8 @@ BROWSERS, ACTIONS, RESET_SECONDS, BROWSER_MB = 8, 4, 2.0, 1200.0
 FIRST_SHARE = 0.25  # of the episodes, after which growth begins to count
 WINDOW = 0.1  # of the episodes, over whose samples the median is taken: what runs at one moment differs
 AFTER = 16  # further episodes
-GROWTH_MB, GROWTH_COUNT = 16.0, 8  # of each kind of process; descriptors, processes and files
+GROWTH_MB = {"runner": 16.0, "programs": 32.0, "browser": 64.0, "gateway": 16.0}
+GROWTH_COUNT = 8  # of descriptors, processes and files each
 WEB_TASKS = ROOT / "tasks" / "web"
 PYTHON = ROOT / ".browsergym-venv" / "bin" / "python"
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -232,10 +233,10 @@ class GrowthSource:
 
 def growth_sources(folder: Path, options: argparse.Namespace) -> list[GrowthSource]:
     """Return the sources that can be played on this machine. `folder`: a new one for their tasks."""
-    usual = ("--max-steps", "2", "--parallel", "8", "--limit-seconds", "600")
-    trials = (f"harbor:{write_tasks(folder / 'trials', 5, 2)}", "--agent", "text", *usual)
-    tools = (f"tools:{write_tools(folder / 'tools', 5)}", "--agent", "text", *usual)
-    web = (f"browsergym:{WEB_TASKS}", "--python", str(options.python), *usual)
+    usual = ("--parallel", "8", "--limit-seconds", "600")
+    trials = (f"harbor:{write_tasks(folder / 'trials', 5, 2)}", "--agent", "text", "--max-steps", "2", *usual)
+    tools = (f"tools:{write_tools(folder / 'tools', 5)}", "--agent", "text", "--max-steps", "2", *usual)
+    web = (f"browsergym:{WEB_TASKS}", "--python", str(options.python), "--max-steps", "1", *usual)
     found = [
         GrowthSource(name="trials", reply=COMMAND, words=trials, tasks=5),
         GrowthSource(name="tools", reply=json.dumps(CALL), words=tools, tasks=5),
@@ -277,7 +278,7 @@ def size_row(source: str, size: RunSample) -> str:
 
 def compare_sizes(source: str, early: RunSample, late: RunSample) -> list[BoundCheck]:
     """Return the bounds of growth."""
-    grown = {f"{role} MB": (late.memory[role] - early.memory[role], GROWTH_MB) for role in ROLES}
+    grown = {f"{role} MB": (late.memory[role] - early.memory[role], bound) for role, bound in GROWTH_MB.items()}
     for role in late.descriptors:
         grown[f"descriptors of the {role}"] = late.descriptors[role] - early.descriptors[role], GROWTH_COUNT
     for place in late.files:
