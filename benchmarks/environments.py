@@ -144,13 +144,11 @@ def write_tools(folder: Path, count: int) -> Path:
 
 
 def check_run(run: PlayedRun, reward: float | None = None) -> list[BoundCheck]:
-    """Return the checks that no episode was void, that nothing is left, and that each got the reward."""
-    void, left = run.summary["void"], len(run.left)
-    words = "; ".join([*void["reasons"], *run.left][:2])
-    checks = [BoundCheck(name="void episodes" + (f": {words}" if words else ""), value=void["count"], bound=0)]
-    checks.append(BoundCheck(name="leftovers of the run", value=left, bound=0))
+    """Return the checks that nothing is left of a run, and that each episode got the reward."""
+    words = f"leftovers of the run: {'; '.join(run.left[:3])}" if run.left else "leftovers of the run"
+    checks = [BoundCheck(name=words, value=len(run.left), bound=0)]
     if reward is not None:
-        missing = reward - (run.summary["mean_reward"] or 0.0)
+        missing = reward - run.summary["mean_reward"]
         checks.append(BoundCheck(name="share of episodes without all their commands", value=missing, bound=0))
     return checks
 

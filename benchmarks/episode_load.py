@@ -55,7 +55,7 @@ class PlayedRun:
     """A run that has ended. `seconds`: of the whole command; `server_seconds`: processor time of gateway and stub.
 
     `summary`: what `env run --json` printed. `resets`: seconds from the opening of each episode to its first request.
-    `left`: what was left of the run, in words. `store_bytes`: of the store's files.
+    `left`: what was left of the run, in words.
     """
 
     seconds: float
@@ -64,7 +64,6 @@ class PlayedRun:
     samples: list[RunSample]
     resets: list[float]
     left: list[str]
-    store_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,14 +81,16 @@ class EpisodeLoad:
     ) -> PlayedRun:
         """Run `env run` with arguments, and return its figures. `seen` gets the number of episodes that have ended.
 
-        `limit`: seconds; `interval`: seconds between samples. Raises `RuntimeError` if the run fails.
+        `limit`: seconds; `interval`: seconds between samples. Raises `RuntimeError` if the run fails, or an episode
+        is void.
         """
         before, began, samples, names = self._server_seconds(), time.perf_counter(), list[RunSample](), set[str]()
         with self._start_runner(source) as process:
             try:
                 while process.poll() is None:
-                    names |= lease_names(self.scratch)
-                    samples.append(self._take_sample(process.pid, names))
+                    boxes = lease_names(self.scratch)
+                    names |= boxes
+                    samples.append(self._take_sample(process.pid, boxes))
                     seen(samples[-1].episodes)
                     if time.perf_counter() - began > limit:
                         raise RuntimeError(f"the run took longer than {limit:g} s; {self._log_words()}")
@@ -100,14 +101,16 @@ class EpisodeLoad:
         seconds = time.perf_counter() - began
         if process.returncode != 0:
             raise RuntimeError(f"`env run` ended with {process.returncode}; {self._log_words()}")
+        summary = json.loads((self.home / "summary.json").read_text())
+        if reasons := summary["void"]["reasons"]:
+            raise RuntimeError(f"episodes were void, so nothing was measured. Reasons: {reasons}")
         return PlayedRun(
             seconds=seconds,
             server_seconds=self._server_seconds() - before,
-            summary=json.loads((self.home / "summary.json").read_text()),
+            summary=summary,
             samples=samples[:-1] or samples,  # the runner may have ended within the last one
             resets=self._read_resets(),
             left=find_leftovers(self.scratch, self.home, names),
-            store_bytes=sum(file.stat().st_size for file in self.home.glob("store.db*")),
         )
 
     def _start_runner(self, source: Sequence[str]) -> subprocess.Popen[bytes]:
@@ -122,9 +125,9 @@ class EpisodeLoad:
                 env=environment,
             )
 
-    def _take_sample(self, runner: int, names: Collection[str]) -> RunSample:
+    def _take_sample(self, runner: int, boxes: Collection[str]) -> RunSample:
         gateway, memory = self.gateway.process.pid, dict.fromkeys(ROLES, 0.0)
-        found = own_processes(self.scratch, names)
+        found = own_processes(self.scratch, boxes)
         for pid, command in found.items():
             memory["runner" if pid == runner else _role_of(command)] += memory_mb(pid)
         memory["gateway"] = memory_mb(gateway)
