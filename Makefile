@@ -257,7 +257,7 @@ $(GUI_VENV)/.installed: $(STAMP)
 test-gui: $(STAMP) $(GUI_VENV)/.installed  ## the example rollout at web pages in a real browser (two minutes)
 	$(GUI_VENV)/bin/python -m pytest tests/plugins/gui_in_a_browser.py
 
-bench: $(STAMP)  ## gateway and trainer against their peers, token gaps while swapping and practising, policies of one's own, a long session, boxes and tools, files; benchmarks/results
+bench: $(STAMP) .browsergym-venv/.installed  ## gateway and trainer against their peers, token gaps while swapping and practising, policies of one's own, a long session, boxes, tools and browsers, files; benchmarks/results
 	$(BIN)/python benchmarks/gateway.py
 	$(BIN)/python -m benchmarks.swaps
 	$(BIN)/python -m benchmarks.practice_load
@@ -271,6 +271,7 @@ bench: $(STAMP)  ## gateway and trainer against their peers, token gaps while sw
 	$(BIN)/python benchmarks/cli_start.py
 	$(BIN)/python benchmarks/sandbox.py
 	$(BIN)/python -m benchmarks.tool_episodes
+	$(BIN)/python -m benchmarks.environments
 
 # Where results go: `make gpu-check OUT=folder`. With a GPU, the environment is made by `make env TORCH=torch`.
 OUT ?= benchmarks/results

@@ -153,12 +153,13 @@ class BrowserEpisode:
             _write_film(Path(self._film), name, self._frames)
 
     def _take_observation(self, seen: Mapping[str, Any]) -> None:
+        from browsergym.core.observation import extract_screenshot
         from browsergym.utils.obs import flatten_axtree_to_str
 
         self.page = flatten_axtree_to_str(seen["axtree_object"])[:MAX_PAGE]
         self.problem = seen["last_action_error"].strip()[:300]
         if self._film:
-            self._frames.append(seen["screenshot"])
+            self._frames.append(extract_screenshot(self._env.page))
 
 
 def _task_class(data: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:

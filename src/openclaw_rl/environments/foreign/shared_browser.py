@@ -69,7 +69,10 @@ def find_chromium(playwright: Any) -> str:
 
 
 def install_shared_browser() -> None:
-    """Let the library use one browser, in this thread. Raises `ModuleNotFoundError`, `ForeignRefusal`."""
+    """Let the library use one browser, in this thread, and observe the accessibility tree alone.
+
+    Raises `ModuleNotFoundError`, `ForeignRefusal`.
+    """
     core = importlib.import_module("browsergym.core")
     if Path(_SHORT_FOLDER).exists():
         environ["TMPDIR"] = _SHORT_FOLDER
@@ -78,6 +81,14 @@ def install_shared_browser() -> None:
     core._set_global_playwright(SharedPlaywright(sync_playwright().start()))
     environment: Any = importlib.import_module("browsergym.core.env")
     environment.Chat = ChatLog
+    _leave_out_observations(environment)
+
+
+def _leave_out_observations(environment: Any) -> None:
+    """Let the library extract no DOM, focus and screenshot: nobody gets them, and they take time in each step."""
+    environment.extract_dom_snapshot = environment.extract_dom_extra_properties = lambda *_, **__: {}
+    environment.extract_focused_element_bid = lambda _: ""
+    environment.extract_screenshot = lambda _: None
 
 
 class QuietHandler(SimpleHTTPRequestHandler):

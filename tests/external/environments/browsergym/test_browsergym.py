@@ -6,10 +6,12 @@ import importlib
 import json
 import os
 import shutil
+import struct
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.external.environments.conftest import ROOT, LibraryCommand
@@ -140,12 +142,45 @@ asyncio.run(play())
 """
 
 
+OBSERVE_PROGRAM = """
+import asyncio, json, sys
+sys.path.insert(0, sys.argv[1])
+import browsergym_worker as worker
+
+async def play(film):
+    data = {"folder": sys.argv[2], "seed": 0, "film": film}
+    episode = await worker.in_browser(worker.BrowserEpisode, data)
+    await worker.in_browser(episode.open_page)
+    await worker.in_browser(episode.act, "noop(0)")
+    seen = await worker.in_browser(episode._env._get_obs)
+    await worker.in_browser(episode.close, "strip")
+    names = ("screenshot", "dom_object", "extra_element_properties", "focused_element_bid", "axtree_object")
+    return {"page": episode.page, "observed": [name for name in names if seen[name] is not None and len(seen[name])]}
+
+async def play_both():
+    print("RESULT" + json.dumps([await play(None), await play("film")]))
+
+asyncio.run(play_both())
+"""
+
+
+def run_program(program: str, cwd: Path, *words: str) -> Any:
+    """Return what a program prints after `RESULT`, run by the library's Python with our modules for it."""
+    command = [PYTHON, "-c", program, ROOT / "src/openclaw_rl/environments/foreign", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=cwd, timeout=120)
+    return json.loads(done.stdout.split("RESULT")[1])
+
+
+def test_only_the_accessibility_tree_is_observed_and_a_film_has_every_page(tmp_path: Path) -> None:
+    plain, filmed = run_program(OBSERVE_PROGRAM, tmp_path, f"{WEB}/book-search")
+    assert plain["observed"] == filmed["observed"] == ["axtree_object"]
+    assert plain["page"] == filmed["page"] != ""
+    width, height = struct.unpack(">II", (tmp_path / "film" / "strip.png").read_bytes()[16:24])
+    assert (width, height) == (2 * 800, 600), "the first page, and the page after the action"
+
+
 def test_an_action_solves_a_task_and_code_is_no_action(tmp_path: Path) -> None:
-    foreign = ROOT / "src/openclaw_rl/environments/foreign"
-    done = subprocess.run(
-        [PYTHON, "-c", ACTION_PROGRAM, foreign], capture_output=True, text=True, check=True, cwd=tmp_path, timeout=120
-    )
-    found = json.loads(done.stdout.split("RESULT")[1])
+    found = run_program(ACTION_PROGRAM, tmp_path)
     assert "button" in found["goal"]
     assert "import_os" in found["problem"]
     assert (found["reward"], found["over"]) == (1.0, True)
