@@ -59,7 +59,7 @@ class SkyrlServer:
         backend = {
             "max_lora_adapters": self._adapters,
             "max_lora_rank": RANK,
-            "train_micro_batch_size": 4,
+            "train_micro_batch_size": 1,  # one shape to compile for each length
             "sample_max_num_sequences": 8,
         }
         options = {

@@ -27,13 +27,13 @@ _REPLIES_OF_VERSION, _VERSIONS_CHECKED = 2, 8
 
 def check_tinker(conn: Connection, home: Path, server: SkyrlServer) -> Iterator[str]:
     """Every version is one step after its parent, and its replies came from the weights that the server has for it."""
-    versions = _read_versions(conn, home)
-    yield from check_steps(conn, home, versions)
-    yield from _check_logprobs(conn, versions, server)
+    yield from check_steps(conn, home)
+    yield from _check_logprobs(conn, _read_versions(conn, home), server)
 
 
-def check_steps(conn: Connection, home: Path, versions: Mapping[int, TinkerVersion]) -> Iterator[str]:
+def check_steps(conn: Connection, home: Path) -> Iterator[str]:
     """No step is taken twice or lost: a version has one step more than its parent, and checkpoints of its own."""
+    versions = _read_versions(conn, home)
     steps = {0: 0} | {
         policy.version: int(json.loads((home / policy.path / STATE_FILE).read_text())["steps"])
         for policy in policies.list_all(conn)

@@ -194,35 +194,34 @@ def test_a_killed_server_is_waited_for_and_the_step_is_taken_once(
     assert found.metrics["step"] == calm.metrics["step"] == 2
 
 
-def test_versions_answer_beside_training_and_after_a_restart(tmp_path: Path, model: Path, settings: Settings) -> None:
+def test_versions_answer_beside_training_and_after_a_restart(
+    tmp_path: Path, server: SkyrlServer, model: Path, settings: Settings
+) -> None:
     """With a model for each version: a reply does not touch the model that trains, and a killed server is no loss."""
-    with SkyrlServer(tmp_path / "server", model) as server:
-        config = settings(
-            **{"tinker.url": server.url, "tinker.sample_from": "models", "train.optimizer.learning_rate": 0.05}
-        )
-        trainer, rows = make_trainer(config), [plain_sequence(sample) for sample in BATCH]
-        one = trainer.step(BATCH, str(tmp_path / "000001-a"))
-        first = ref_of(one, 1)
-        trainer.load(folder=one.folder, memory=one.memory)
-        trainer.step(BATCH, str(tmp_path / "000002-b"))
-        before = trainer._session.policy_logprobs(rows)
-        adapter = read_adapter(server, read_version(first).sampler, tmp_path / "adapter")
+    config = settings(**{"tinker.sample_from": "models", "train.optimizer.learning_rate": 0.05})
+    trainer, rows = make_trainer(config), [plain_sequence(sample) for sample in BATCH]
+    one = trainer.step(BATCH, str(tmp_path / "000001-a"))
+    first = ref_of(one, 1)
+    trainer.load(folder=one.folder, memory=one.memory)
+    trainer.step(BATCH, str(tmp_path / "000002-b"))
+    before = np.concatenate(trainer._session.policy_logprobs(rows))
+    adapter = read_adapter(server, read_version(first).sampler, tmp_path / "adapter")
 
-        async def body(engine: EngineClient) -> None:
-            await engine.load([BASE, first])
-            for killed in (False, True):
-                if killed:
-                    server.kill()
-                    await asyncio.to_thread(server.__enter__)
-                reply = await collect(engine, call(PROMPT, version=1, max_tokens=12, seed=3))
-                expected = reference_logprobs(model, adapter, PROMPT, reply.token_ids)
-                np.testing.assert_allclose(reply.logprobs, expected, atol=1e-3)
-                if not killed:
-                    np.testing.assert_allclose(
-                        np.concatenate(trainer._session.policy_logprobs(rows)), np.concatenate(before), atol=1e-5
-                    )
+    async def check_reply(engine: EngineClient) -> None:
+        reply = await collect(engine, call(PROMPT, version=1, max_tokens=12, seed=3))
+        expected = reference_logprobs(model, adapter, PROMPT, reply.token_ids)
+        np.testing.assert_allclose(reply.logprobs, expected, atol=1e-3)
 
-        run_engine(config, body)
+    async def body(engine: EngineClient) -> None:
+        await engine.load([BASE, first])
+        await check_reply(engine)
+        after = np.concatenate(trainer._session.policy_logprobs(rows))
+        np.testing.assert_allclose(after, before, atol=1e-5)
+        server.kill()
+        await asyncio.to_thread(server.__enter__)
+        await check_reply(engine)
+
+    run_engine(config, body)
 
 
 def test_a_rank_that_the_server_does_not_take_is_one_line(settings: Settings) -> None:
