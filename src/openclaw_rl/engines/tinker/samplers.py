@@ -65,7 +65,7 @@ class VersionSamplers:
         return sampler
 
     def _take_free(self, rank: int) -> Any:
-        """Return a model of this rank without a version; None: there is none."""
+        """Return a model of this rank without a version, or None."""
         place = next((i for i, (free, _) in enumerate(self._free) if free == rank), None)
         return None if place is None else self._free.pop(place)[1]
 
