@@ -38,6 +38,9 @@ class VersionSamplers:
 
     async def find_or_create(self, path: str | None) -> Any:
         """Return the SDK's sampling client of a version. Raises `EngineError`."""
+        return await asyncio.shield(self._create_once(path))  # a call that is cancelled leaves no model behind
+
+    async def _create_once(self, path: str | None) -> Any:
         async with self._lock:
             if (found := self._samplers.get(path)) is None:
                 found = await asyncio.to_thread(self._create_sampler, path)
