@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 export OMP_WAIT_POLICY ?= passive
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: gpu-check gpu-bench env demo demo-episodes demo-terminal demo-toolcall demo-swe demo-gui learn learn-rate learn-protocol learn-days test test-system check explore fuzz faults bench starter clean test-openclaw test-clients test-engines test-qlora test-recipes test-ray test-gui test-envs test-boxes test-mcp test-env-libraries need-bwrap gate-trial test-tinker test-trl test-slime
+.PHONY: gpu-check gpu-bench env demo demo-episodes demo-terminal demo-toolcall demo-swe demo-gui learn learn-rate learn-protocol learn-days test test-system check explore fuzz faults faults-tinker bench starter clean test-openclaw test-clients test-engines test-qlora test-recipes test-ray test-gui test-envs test-boxes test-mcp test-env-libraries need-bwrap gate-trial test-tinker test-trl test-slime
 comma := ,
 $(STAMP): pyproject.toml
 	$(PYTHON) -c 'import sys; v=sys.version_info; sys.exit(0 if v >= (3, 11) else f"OpenClaw-RL needs Python 3.11 or newer; this is {v[0]}.{v[1]}. Try: make PYTHON=python3.11")'
@@ -180,8 +180,11 @@ $(TINKER_VENV)/.installed: $(STAMP)
 	$(TINKER_VENV)/bin/pip install -q "skyrl[tinker,jax]==0.3.0"
 	touch $@
 
-test-tinker: $(STAMP) $(TINKER_VENV)/.installed  ## Tinker as engine and trainer, at a real open server on the CPU (a quarter of an hour, 0.9 GB)
+test-tinker: $(STAMP) $(TINKER_VENV)/.installed  ## Tinker as engine and trainer, at a real open server on the CPU (half an hour, 0.9 GB)
 	OMP_NUM_THREADS=1 $(TINKER_VENV)/bin/python -m pytest tests/external/tinker -o filterwarnings=default
+
+faults-tinker: $(STAMP) $(TINKER_VENV)/.installed  ## kills of trainer, gateway and a real open Tinker server under load (KILLS=30: ten of each, about an hour)
+	OMP_NUM_THREADS=1 $(TINKER_VENV)/bin/python -m benchmarks.faults --plans tinker --kills $(KILLS) --each $(EACH) $(FAULTS)
 
 # TRL on top of .venv, which has torch, transformers and peft.
 TRL ?= trl>=1.16,<2

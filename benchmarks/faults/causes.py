@@ -18,6 +18,8 @@ from benchmarks.faults.client_log import Allowed, ClientLog, DamagedVersion
 from benchmarks.faults.environment_load import EnvironmentLoad
 from benchmarks.faults.live_system import FaultFinding, LiveSystem, wait_until
 from benchmarks.faults.small_disk import SmallDisk
+from benchmarks.flaky_proxy import FlakyProxy
+from benchmarks.skyrl_server import SkyrlServer
 from sqlalchemy import select, update
 
 from openclaw_rl.store import schema
@@ -38,6 +40,8 @@ class FaultScene:
     version_disk: SmallDisk | None = None  # that of the policy versions
     clock_file: Path | None = None  # the offset that libfaketime reads
     environment: EnvironmentLoad | None = None  # the runs of environments
+    server: SkyrlServer | None = None
+    proxy: FlakyProxy | None = None  # in front of the server
     killed: set[int] = field(default_factory=set)
 
     async def kill(self, process: str) -> None:

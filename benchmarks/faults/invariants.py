@@ -6,6 +6,7 @@ import itertools
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.faults.client_log import ClientLog, ClientRequest, FaultWindow
@@ -20,8 +21,25 @@ from openclaw_rl.store.lineage import policies
 from openclaw_rl.store.turn_states import DropReason
 from openclaw_rl.types import ExchangeStatus, PolicyState
 
-STALL_SECONDS = 15.0
-"""Longest time without a successful reply outside of faults, and longest wait for a reply there."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanLimits:
+    """Limits in seconds.
+
+    `outage`: between two replies to the probe beside its pause, in a fault that is to delay no reply. `stall`: longest
+    time without a successful reply outside of faults, and longest wait for a reply there. `recovery`: until all workers
+    run, if it is more than `--recovery`. `trainer_start`: the same after a fault at whose end a trainer starts, which
+    has the lowest priority while it loads. `learning`: until a new version is published.
+    """
+
+    outage: float = 3.0
+    stall: float = 15.0
+    recovery: float = 0.0
+    trainer_start: float = 30.0
+    learning: float = 60.0
+
+
+USUAL_LIMITS = PlanLimits()
 
 VerdictKey = tuple[str, int, str]  # turn, revision, judge
 
@@ -203,8 +221,10 @@ def _is_allowed(request: ClientRequest, window: FaultWindow) -> bool:
     return has_stream_error or (request.status == 503 and request.retry_after is not None)
 
 
-def check_outages(requests: Sequence[ClientRequest], windows: Sequence[FaultWindow]) -> Iterator[str]:
-    """Outside of faults that allow errors, replies come, and none takes long."""
+def check_outages(
+    requests: Sequence[ClientRequest], windows: Sequence[FaultWindow], limit: float = USUAL_LIMITS.stall
+) -> Iterator[str]:
+    """Outside of faults that allow errors, replies come, and none takes more than `limit` seconds."""
     allowed = [w for w in windows if w.allows != "nothing"]
 
     def is_excused(began: float, ended: float) -> bool:
@@ -212,11 +232,11 @@ def check_outages(requests: Sequence[ClientRequest], windows: Sequence[FaultWind
 
     for request in requests:
         seconds = request.ended - request.began
-        if seconds > STALL_SECONDS and not is_excused(request.began, request.ended):
+        if seconds > limit and not is_excused(request.began, request.ended):
             yield f"a request took {seconds:.1f} s without a fault that explains it"
     successes = sorted(request.ended for request in requests if request.finished)
     for before, after in itertools.pairwise(successes):
-        if after - before > STALL_SECONDS and not is_excused(before, after):
+        if after - before > limit and not is_excused(before, after):
             yield f"no request was answered for {after - before:.1f} s, and no fault explains it"
 
 

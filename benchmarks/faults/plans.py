@@ -10,15 +10,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.faults import causes, environment_causes, practice_causes
+from benchmarks.faults import causes, environment_causes, practice_causes, tinker_causes
 from benchmarks.faults.causes import Fault, allowed_answers
 from benchmarks.faults.environment_load import EnvironmentLoad, write_tracks
 from benchmarks.faults.live_system import PROCESSES, WORKERS
 from benchmarks.faults.runner import FaultPlan
 from benchmarks.faults.small_disk import SmallDisk
+from benchmarks.flaky_proxy import FlakyProxy
+from benchmarks.skyrl_server import SkyrlServer
 
 from openclaw_rl.errors import SandboxError
+from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.sandbox.bubblewrap_args import find_bubblewrap
+from openclaw_rl.settings.load import STARTER
 from openclaw_rl.supervisor.subprocess_system import scratch_config
 
 HEARTBEAT_TIMEOUT = 15.0  # seconds; `run.heartbeat_timeout` of the plan in which workers hang
@@ -308,6 +312,41 @@ def environment_plan(options: FaultOptions, folders: PlanFolders) -> FaultPlan |
     return FaultPlan(name="environments", config=config, faults=faults, load=environment_causes.LOAD, environment=load)
 
 
+def tinker_plan(options: FaultOptions, folders: PlanFolders) -> FaultPlan | None:
+    """Kills of trainer, gateway and SkyRL's open Tinker server, at which the system serves and trains."""
+    if (why := tinker_causes.missing_server()) is not None:
+        folders.skipped["faults of a Tinker server"] = why
+        return None
+    faults = [
+        Fault(
+            name=f"kill -9 of {name} at Tinker",
+            cause=tinker_causes.killed_server if name == "the server" else causes.kill_process(name),
+            allows="errors" if name == "the server" else allowed_answers(name),
+            starts_trainer=name == "train",
+        )
+        for name in itertools.islice(itertools.cycle(("train", "gateway", "the server")), options.kills)
+    ]
+    faults += [
+        Fault(name=f"{words} from Tinker", cause=tinker_causes.troubled_server(trouble), seconds=options.seconds)
+        for words, trouble in tinker_causes.TROUBLES.items()
+    ] * options.each
+    random.Random(f"tinker/{options.seed}").shuffle(faults)
+    folder = folders.work / "tinker"
+    server = SkyrlServer(folder / "server", ModelFiles.from_path(STARTER).folder)
+    proxy = FlakyProxy(server.url)
+    config = scratch_config(folder / "home", SETTINGS | tinker_causes.make_settings(server, proxy.url))
+    tinker_causes.record_consent(config)
+    return FaultPlan(
+        name="tinker",
+        config=config,
+        faults=faults,
+        load=tinker_causes.LOAD,
+        limits=tinker_causes.LIMITS,
+        server=server,
+        proxy=proxy,
+    )
+
+
 PLANS = {
     "processes": process_plan,
     "disk": disk_plan,
@@ -315,6 +354,7 @@ PLANS = {
     "clock": clock_plan,
     "practice": practice_plan,
     "environments": environment_plan,
+    "tinker": tinker_plan,
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import shutil
 import time
@@ -17,8 +18,12 @@ from benchmarks.faults.client_log import ClientLog, FaultWindow, open_log
 from benchmarks.faults.clients import USUAL_LOAD, CrowdLoad, crowd
 from benchmarks.faults.environment_invariants import check_all_ended, count_episodes
 from benchmarks.faults.environment_load import EnvironmentLoad, play_load
+from benchmarks.faults.invariants import USUAL_LIMITS, PlanLimits
 from benchmarks.faults.live_system import FaultFinding, LiveSystem, wait_until
 from benchmarks.faults.small_disk import SmallDisk
+from benchmarks.faults.tinker_invariants import check_tinker
+from benchmarks.flaky_proxy import FlakyProxy
+from benchmarks.skyrl_server import SkyrlServer
 
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.settings.load import Config
@@ -26,10 +31,7 @@ from openclaw_rl.status import diagnose
 from openclaw_rl.store.lessons import practice_turns
 from openclaw_rl.store.lineage.policy_marks import freeze_training
 
-OUTAGE_LIMIT = 3.0  # seconds between two replies to the probe beside its pause, in a fault that is to delay no reply
-TRAINER_START_SECONDS = 30.0  # a trainer has the lowest priority while it loads
 GIVE_UP_SECONDS = 60.0  # after which a recovery is no longer waited for, unless its limit is higher
-LEARNING_LIMIT = 60.0  # seconds until a new version is published
 _LARGEST_PAUSE = 2.0  # seconds between two faults
 _FILES_CHECKED = 5  # newest versions whose files are checked after each fault; at the end all
 
@@ -55,10 +57,13 @@ class FaultPlan:
     config: Config
     faults: Sequence[Fault]
     load: CrowdLoad = USUAL_LOAD
+    limits: PlanLimits = USUAL_LIMITS
     disk: SmallDisk | None = None
     version_disk: SmallDisk | None = None
     clock_file: Path | None = None
     environment: EnvironmentLoad | None = None
+    server: SkyrlServer | None = None  # runs as long as the system
+    proxy: FlakyProxy | None = None  # in front of the server
 
 
 @dataclass(slots=True)
@@ -73,10 +78,11 @@ class PlanResult:
 class FaultRunner:
     """Runs the faults of one plan."""
 
-    def __init__(self, scene: FaultScene, recovery_limit: float, probe_pause: float) -> None:
-        self._scene, self._recovery_limit = scene, recovery_limit
-        self._outage_limit = OUTAGE_LIMIT + probe_pause
-        self._patience = max(GIVE_UP_SECONDS, recovery_limit)
+    def __init__(self, scene: FaultScene, recovery_limit: float, plan: FaultPlan) -> None:
+        self._scene, self._limits = scene, plan.limits
+        self._recovery_limit = max(recovery_limit, plan.limits.recovery)
+        self._outage_limit = plan.limits.outage + plan.load.probe_pause
+        self._patience = max(GIVE_UP_SECONDS, self._recovery_limit)
         self._verdicts: dict[invariants.VerdictKey, int | None] = {}
         self._checked = 0  # requests whose replies were checked
         self._known_failures: Counter[str] = Counter()
@@ -100,7 +106,7 @@ class FaultRunner:
         ended = time.time()
         if fault.must_report and not reported:
             problems.append("neither /readyz nor the doctor reported it")
-        problems += await self._wait_recovered(ended, TRAINER_START_SECONDS if fault.starts_trainer else 0.0)
+        problems += await self._wait_recovered(ended, self._limits.trainer_start if fault.starts_trainer else 0.0)
         window = FaultWindow(name=fault.name, began=began, ended=ended, recovered=time.time(), allows=fault.allows)
         scene.log.add_window(window)
         if fault.must_learn:
@@ -171,9 +177,9 @@ class FaultRunner:
         """Wait for a new version. Return a violation if none comes."""
         live = self._scene.live
         before = await asyncio.to_thread(live.head_version)
-        if await wait_until(lambda: live.head_version() > before, LEARNING_LIMIT):
+        if await wait_until(lambda: live.head_version() > before, self._limits.learning):
             return []
-        return [f"no new version within {LEARNING_LIMIT:g} s"]
+        return [f"no new version within {self._limits.learning:g} s"]
 
     def _save_verdicts(self) -> None:
         with self._scene.live.store.read() as conn:
@@ -216,7 +222,8 @@ class FaultRunner:
                 *invariants.check_head(conn, served),
                 *check_all_ended(conn),
                 *failures.elements(),
-                *invariants.check_outages(log.requests, log.windows),
+                *invariants.check_outages(log.requests, log.windows, self._limits.stall),
+                *(check_tinker(conn, scene.live.config.home_dir, scene.server) if scene.server else ()),
             ]
 
     def count_checked(self) -> Counter[str]:
@@ -252,6 +259,13 @@ async def run_plan(
 
     The log of the clients, the logs of the system and, after a violation, its store stay in `out`.
     """
+    with plan.server or contextlib.nullcontext(), plan.proxy or contextlib.nullcontext():
+        return await _run_system(plan, seed, recovery_limit, out, seen)
+
+
+async def _run_system(
+    plan: FaultPlan, seed: int, recovery_limit: float, out: Path, seen: Callable[[str, FaultResult | None], None]
+) -> PlanResult:
     found, log = PlanResult(), open_log(out / "clients.jsonl")
     live = await asyncio.to_thread(LiveSystem, plan.config)
     try:
@@ -264,9 +278,11 @@ async def run_plan(
             version_disk=plan.version_disk,
             clock_file=plan.clock_file,
             environment=plan.environment,
+            server=plan.server,
+            proxy=plan.proxy,
         )
         load = plan.load
-        runner = FaultRunner(scene, recovery_limit, load.probe_pause)
+        runner = FaultRunner(scene, recovery_limit, plan)
         talk = crowd(live.system, load.users, log, pause=load.pause, probe_pause=load.probe_pause)
         async with talk, play_load(plan.environment):
             await asyncio.sleep(3)

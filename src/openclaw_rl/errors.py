@@ -80,6 +80,10 @@ class EngineGone(EngineError):
     """Raised if the engine's process died or cannot be reached; its running replies are aborted."""
 
 
+class ModelLost(EngineGone):
+    """Raised if a service lost a model that was made there, as an open server does that was started again."""
+
+
 class SamplingUnsupported(EngineError):
     """Raised if the engine does not support a sampling parameter of the request. The client can leave it out."""
 

@@ -27,6 +27,12 @@ class TinkerConfig(Section):
         description="how the service adds up the losses of tokens. sum: as Tinker does; mean: over the tokens of a "
         "sample, and over samples, as SkyRL's server on JAX does",
     )
+    sample_from: Literal["checkpoints", "models"] = Field(
+        "checkpoints",
+        description="what answers for a version. checkpoints: the weights that training saved, as at Tinker; models: a "
+        "model of its own for each loaded version, as SkyRL's server on JAX needs, which samples in the model that "
+        "trains, and has no models after a restart",
+    )
     budget_tokens: int | None = Field(
         None,
         ge=1,

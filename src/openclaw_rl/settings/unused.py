@@ -156,6 +156,7 @@ _RULES = (
     ),
     _only_with("engine.backend", ("fireworks",), *(f"fireworks.{key}" for key in FireworksConfig.model_fields)),
     _only_with("train.trainer", ("tinker",), "tinker.reduction", "tinker.budget_tokens"),
+    _only_with("engine.backend", ("tinker",), "tinker.sample_from"),
     _only_with("engine.backend", ("embedded",), "engine.prefill_chunk", "engine.prefix_cache_tokens", "engine.threads"),
     _only_with("train.finetune", ("lora",), *_LORA, "train.checkpoint.keep_days"),
     _only_with("train.trainer", ("local",), *_OF_LOCAL_TRAINER),

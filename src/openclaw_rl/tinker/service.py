@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from openclaw_rl.errors import EngineError, EngineGone
+from openclaw_rl.errors import EngineError, EngineGone, ModelLost
 from openclaw_rl.settings.load import Config
-from openclaw_rl.tinker.service_errors import describe_error, is_transient, missing_model
+from openclaw_rl.tinker.service_errors import describe_error, is_model_gone, is_transient, missing_model
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -97,6 +97,12 @@ class TinkerService:
         chosen = {"base_model": self.model} if path is None else {"model_path": path}
         return self.run_blocking(lambda: self.open_session().create_sampling_client(**chosen))
 
+    def create_model(self, *, rank: int, seed: int | None = None) -> Any:
+        """Return the SDK's training client of a new adapter of the base."""
+        return self.run_blocking(
+            lambda: self.open_session().create_lora_training_client(base_model=self.model, rank=rank, seed=seed)
+        )
+
     def start_sampling(
         self, sampler: Any, ids: Sequence[int], *, max_tokens: int, stop: Sequence[int], **sampling: Any
     ) -> Future[Any]:
@@ -128,6 +134,10 @@ class TinkerService:
         except Exception as error:  # noqa: BLE001 - the SDK raises errors of several libraries
             raise self._to_engine_error(error) from None
 
+    def finish_call(self, start: Callable[[], Any]) -> Any:
+        """Start a call of the SDK and return its answer. Raises `EngineError`."""
+        return self.run_blocking(lambda: start().result(timeout=self._config.call_timeout))
+
     def timeout_error(self) -> EngineGone:
         """Return the error of a call that took too long."""
         where = self._config.url or "its default address"
@@ -142,6 +152,8 @@ class TinkerService:
 
     def _to_engine_error(self, error: BaseException) -> EngineError:
         text = describe_error(error, url=self._config.url, model=self.model)
+        if is_model_gone(error):
+            return ModelLost(text)
         return EngineGone(text) if is_transient(error) else EngineError(text)
 
     def to_engine_error(self, error: BaseException) -> EngineError:

@@ -10,6 +10,7 @@ _KEY = re.compile(r"api[_ ]key", re.IGNORECASE)
 _RANK = re.compile(r"\brank\b", re.IGNORECASE)
 _CONTEXT = re.compile(r"context|too (many tokens|long)|max(imum)?[ _](seq|length)", re.IGNORECASE)
 _MODEL = re.compile(r"base[ _]?model|model .*not (found|supported)|unsupported model", re.IGNORECASE)
+_GONE = re.compile(r"\bmodel \S+ not loaded", re.IGNORECASE)
 _UNREACHABLE = ("APIConnectionError", "APITimeoutError", "TimeoutError", "ConnectError", "ConnectTimeout")
 MAX_CHARS = 300  # of a message of the service
 
@@ -27,6 +28,11 @@ def describe_error(error: BaseException, *, url: str | None, model: str) -> str:
         return f"{where} does not answer ({said}). Check the network and tinker.url (TINKER_ENDPOINT)"
     if status == 429:
         return f"{where} is still busy after all retries ({said}). Try again later"
+    if is_model_gone(error):
+        return (
+            f"{where} no longer has a model of this session ({said}). Training makes its own again; for sampling, set "
+            "tinker.sample_from to models"
+        )
     if _RANK.search(said):
         return f"{where} does not take this rank ({said}). Set train.lora.rank to one that it offers"
     if _CONTEXT.search(said):
@@ -51,9 +57,14 @@ def is_unreachable(error: BaseException) -> bool:
     return bool(names & set(_UNREACHABLE)) or isinstance(error, OSError) or (status or 0) >= 500
 
 
+def is_model_gone(error: BaseException) -> bool:
+    """Return whether the service lost a model that was made there, as an open server does that was started again."""
+    return _GONE.search(str(error)) is not None
+
+
 def is_transient(error: BaseException) -> bool:
     """Return whether the same call may succeed later."""
-    return is_unreachable(error) or getattr(error, "status_code", None) in _RETRYABLE
+    return is_unreachable(error) or is_model_gone(error) or getattr(error, "status_code", None) in _RETRYABLE
 
 
 def missing_model(model: str, offered: tuple[str, ...], *, url: str | None) -> str:

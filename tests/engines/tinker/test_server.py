@@ -17,7 +17,7 @@ from tests.engines.tinker.conftest import Connect
 from tests.engines.tinker.tinker_sdk import SdkDouble, StatusError
 
 from openclaw_rl.engines.embedded.client import EngineClient
-from openclaw_rl.errors import EngineError, GrammarError, SamplingUnsupported
+from openclaw_rl.errors import EngineError, EngineGone, GrammarError, SamplingUnsupported
 from openclaw_rl.protocols import Engine
 from openclaw_rl.testing import write_adapter
 from openclaw_rl.types import PolicyRef
@@ -61,6 +61,42 @@ def test_versions_are_sampler_checkpoints_side_by_side(harness: EngineHarness, s
     harness.run(body)
     paths = [given.get("model_path") for given in sdk.samplers]
     assert paths == ["tinker://run/v-1", None, "tinker://run/v-2", "tinker://run/v-3"]
+
+
+def test_versions_answer_from_models_of_their_own(
+    connect: Connect, version: Callable[[int], PolicyRef], sdk: SdkDouble
+) -> None:
+    async def body(engine: EngineClient) -> None:
+        await engine.load([BASE, version(1), version(2)])
+        first = {n: (await collect(engine, call(version=n))).logprobs for n in (1, 2)}
+        assert first[1] != first[2]
+        assert [model.states for model in sdk.models] == [["tinker://run/s-1"], ["tinker://run/s-2"]]
+        await engine.load([BASE, version(2)])
+        await engine.load([BASE, version(2), version(3)])
+        assert sdk.models[0].states[-1] == "tinker://run/s-3", "the model of version 1 was free"
+        sdk.lost = {0, 1}  # the service was started again
+        assert (await collect(engine, call(version=2))).logprobs == first[2]
+        await collect(engine, call(version=3))
+        assert [(model.rank, model.states) for model in sdk.models[2:]] == [
+            (8, ["tinker://run/s-2"]),
+            (8, ["tinker://run/s-3"]),
+        ]
+        await engine.load([BASE, version(3)])
+        sdk.lost = {0, 1, 2, 3}
+        await engine.load([BASE, version(3), version(4)])
+        assert sdk.models[4].states == ["tinker://run/s-4"], "that of version 2 was free, and lost"
+
+    run(connect(**{"tinker.sample_from": "models"}), body)
+
+
+def test_a_service_that_lost_its_models_says_what_to_set(harness: EngineHarness, sdk: SdkDouble) -> None:
+    sdk.failures["sample"] = [ValueError("Error retrieving result: Model model_1 not loaded")] * 2
+
+    async def body(engine: Engine) -> None:
+        with pytest.raises(EngineGone, match=r"no longer has a model of this session.*sample_from to models"):
+            await collect(engine, call(version=1))
+
+    harness.run(body)
 
 
 def test_a_closed_stream_is_cancelled(harness: EngineHarness) -> None:

@@ -43,7 +43,7 @@ def end_loop(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
 
 @dataclass
 class SdkDouble:
-    """The module `tinker`. `failures`: errors that the next calls raise, by call: connect, sampler, sample, score."""
+    """The module `tinker`. `failures`: errors that the next calls raise: connect, model, sampler, sample, score."""
 
     engine: ScriptedEngine
     context: int | None = 512
@@ -51,6 +51,8 @@ class SdkDouble:
     opened: list[dict[str, Any]] = field(default_factory=list)  # arguments of each session
     params: list[SimpleNamespace] = field(default_factory=list)  # sampling parameters of each reply
     samplers: list[dict[str, Any]] = field(default_factory=list)  # arguments of each sampling client
+    models: list[ModelDouble] = field(default_factory=list)
+    lost: set[int] = field(default_factory=set)  # ids of the models that the service lost
     hang: bool = False  # no sample ever ends
     answer: Callable[[Any], Any] = lambda found: found  # what becomes of each answer
 
@@ -84,6 +86,11 @@ class SdkDouble:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
 
+def check_model(sdk: SdkDouble, model: int | None) -> None:
+    if model in sdk.lost:
+        raise ValueError(f"Error retrieving result: Model model_{model} not loaded (likely stale request)")
+
+
 @dataclass
 class ServiceDouble:
     sdk: SdkDouble
@@ -98,13 +105,43 @@ class ServiceDouble:
         path = given.get("model_path")
         version = 0 if path is None else int(path.rpartition("-")[2])
         self.sdk.engine.held.add(version)
-        return SamplerDouble(self.sdk, version)
+        model = int(path.split("/")[3]) if path and path.startswith("tinker://model/") else None
+        return SamplerDouble(self.sdk, version, model)
+
+    def create_lora_training_client(self, *, base_model: str, rank: int, seed: int | None) -> ModelDouble:
+        assert (base_model, seed) == (MODEL, None)
+        self.sdk.fail("model")
+        self.sdk.models.append(ModelDouble(self.sdk, len(self.sdk.models), rank))
+        return self.sdk.models[-1]
+
+
+@dataclass
+class ModelDouble:
+    """A training client that only loads states and saves them for sampling."""
+
+    sdk: SdkDouble
+    id: int
+    rank: int
+    states: list[str] = field(default_factory=list)
+
+    def load_state(self, path: str) -> Future[Any]:
+        self.states.append(path)
+        return self.sdk.start(self._load())
+
+    async def _load(self) -> None:
+        check_model(self.sdk, self.id)
+
+    def save_weights_for_sampler(self, name: str) -> Future[Any]:
+        version = self.states[-1].rpartition("-")[2]
+        path = f"tinker://model/{self.id}/{name}-{version}"
+        return self.sdk.start(asyncio.sleep(0, SimpleNamespace(path=path)))
 
 
 @dataclass
 class SamplerDouble:
     sdk: SdkDouble
     version: int
+    model: int | None = None  # id of the model that answers; None: the service's own copy of a checkpoint
 
     def sample(self, *, prompt: list[int], num_samples: int, sampling_params: SimpleNamespace) -> Future[Any]:
         assert num_samples == 1
@@ -113,6 +150,7 @@ class SamplerDouble:
 
     async def _sample(self, prompt: list[int], params: SimpleNamespace) -> Any:
         self.sdk.fail("sample")
+        check_model(self.sdk, self.model)
         if self.sdk.hang:
             await asyncio.Event().wait()
         generation = Generation(

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from benchmarks.skyrl_server import KEY, RANK, SkyrlServer
 from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
 from safetensors.torch import load_file
-from tests.external.tinker.skyrl_server import KEY, RANK, SkyrlServer
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from openclaw_rl.learner.tinker.trainer import TinkerTrainer

@@ -11,16 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from benchmarks.skyrl_server import KEY, RANK, SkyrlServer
 from safetensors.torch import save_file
 from tests.engines.contract_fixtures import BASE, closing
 from tests.engines.test_contract import call, collect
 from tests.external.tinker.conftest import BATCH, Settings, make_sample, make_trainer, read_adapter, reference_logprobs
-from tests.external.tinker.skyrl_server import KEY, RANK, SkyrlServer
 
 from openclaw_rl.engines.embedded.client import EngineClient
 from openclaw_rl.engines.socket_server import bind_socket
 from openclaw_rl.engines.tinker.server import TinkerConnection, TinkerServer
 from openclaw_rl.errors import EngineError, TrainerAbsent
+from openclaw_rl.learner.loss.scored_batch import plain_sequence
 from openclaw_rl.learner.tinker import training_session
 from openclaw_rl.learner.trainer import LocalTrainer
 from openclaw_rl.methods.registry import make_method
@@ -191,6 +192,36 @@ def test_a_killed_server_is_waited_for_and_the_step_is_taken_once(
     for name, weight in expected.items():
         torch.testing.assert_close(weights[name], weight, rtol=1e-4, atol=1e-6)
     assert found.metrics["step"] == calm.metrics["step"] == 2
+
+
+def test_versions_answer_beside_training_and_after_a_restart(
+    tmp_path: Path, server: SkyrlServer, model: Path, settings: Settings
+) -> None:
+    """With a model for each version: a reply does not touch the model that trains, and a killed server is no loss."""
+    config = settings(**{"tinker.sample_from": "models", "train.optimizer.learning_rate": 0.05})
+    trainer, rows = make_trainer(config), [plain_sequence(sample) for sample in BATCH]
+    one = trainer.step(BATCH, str(tmp_path / "000001-a"))
+    first = ref_of(one, 1)
+    trainer.load(folder=one.folder, memory=one.memory)
+    trainer.step(BATCH, str(tmp_path / "000002-b"))
+    before = np.concatenate(trainer._session.policy_logprobs(rows))
+    adapter = read_adapter(server, read_version(first).sampler, tmp_path / "adapter")
+
+    async def check_reply(engine: EngineClient) -> None:
+        reply = await collect(engine, call(PROMPT, version=1, max_tokens=12, seed=3))
+        expected = reference_logprobs(model, adapter, PROMPT, reply.token_ids)
+        np.testing.assert_allclose(reply.logprobs, expected, atol=1e-3)
+
+    async def body(engine: EngineClient) -> None:
+        await engine.load([BASE, first])
+        await check_reply(engine)
+        after = np.concatenate(trainer._session.policy_logprobs(rows))
+        np.testing.assert_allclose(after, before, atol=1e-5)
+        server.kill()
+        await asyncio.to_thread(server.__enter__)
+        await check_reply(engine)
+
+    run_engine(config, body)
 
 
 def test_a_rank_that_the_server_does_not_take_is_one_line(settings: Settings) -> None:

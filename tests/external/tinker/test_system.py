@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.external.tinker.skyrl_server import KEY, RANK, SkyrlServer
+from benchmarks.skyrl_server import KEY, RANK, SkyrlServer
 
 from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.settings.load import STARTER

@@ -274,6 +274,12 @@ def test_the_budget_stops_training_for_good(make: Make, tmp_path: Path) -> None:
         ("create", ValueError("LoRA rank 64 must be between 1 and 8"), TrainerAbsent, "Set train.lora.rank"),
         ("create", ValueError("no place for an adapter"), TrainerAbsent, "no place for an adapter"),
         ("forward", StatusError(400, "the sequence exceeds the context"), TooLarge, "engine.max_context"),
+        (
+            "forward_backward",
+            ValueError("Model model_1 not loaded (likely stale request)"),
+            TrainerAbsent,
+            "no longer has a model",
+        ),
         ("score", ValueError("a token that is none"), ModelError, "a token that is none"),
         ("save_state", ConnectionResetError("cut"), TrainerAbsent, "Check the network"),
     ],

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -22,7 +22,8 @@ from openclaw_rl.engines.remote.loaded_versions import LoadedVersion, VersionTab
 from openclaw_rl.engines.socket_server import EngineConnection, bind_socket, serve_until_stopped
 from openclaw_rl.engines.tinker.call_checks import check_reply, check_sampling, response_logprobs
 from openclaw_rl.engines.tinker.launch import known_context_length
-from openclaw_rl.errors import EngineError
+from openclaw_rl.engines.tinker.samplers import VersionSamplers
+from openclaw_rl.errors import EngineError, ModelLost
 from openclaw_rl.settings.load import Config
 from openclaw_rl.tinker.service import TinkerService
 from openclaw_rl.tinker.version_file import read_version
@@ -50,7 +51,7 @@ class TinkerServer:
     def __init__(self, service: TinkerService, config: Config) -> None:
         self._service, self._config = service, config
         self._table = VersionTable(config.engine.max_loaded_versions)
-        self._samplers: dict[str | None, Any] = {}  # by the service's path of the weights; None: the base
+        self._samplers = VersionSamplers(service, config.tinker.sample_from)
         self._load_lock = asyncio.Lock()
 
     def handle_call(self, peer: TinkerConnection, call: protocol.EngineCall) -> None:
@@ -107,9 +108,10 @@ class TinkerServer:
         limit = max_reply_tokens(len(ids), call.sampling.max_tokens, self._context_length)
         self._table.begin_use(held)
         try:
-            answer = await self._wait_result(
-                self._service.start_sampling(
-                    await self._sampler_of(held),
+            answer = await self._ask_sampler(
+                held,
+                lambda sampler: self._service.start_sampling(
+                    sampler,
                     ids.tolist(),
                     max_tokens=limit,
                     stop=call.stop_token_ids,
@@ -117,7 +119,7 @@ class TinkerServer:
                     temperature=call.sampling.temperature,
                     top_p=call.sampling.top_p,
                     top_k=call.sampling.top_k or -1,
-                )
+                ),
             )
         finally:
             self._table.end_use(held)
@@ -137,12 +139,21 @@ class TinkerServer:
         self._table.begin_use(held)
         try:
             whole = np.concatenate([prompt, response]).tolist()
-            scores = await self._wait_result(self._service.start_scoring(await self._sampler_of(held), whole))
+            scores = await self._ask_sampler(held, lambda sampler: self._service.start_scoring(sampler, whole))
         finally:
             self._table.end_use(held)
             self._discard_unused()
         found = response_logprobs(scores, len(prompt), len(response))
         return protocol.ScoreReply(call.id, protocol.pack_logprobs(found))
+
+    async def _ask_sampler(self, held: LoadedVersion, start: Callable[[Any], Future[T]]) -> T:
+        """Call the version's sampling client; once more if the service lost its model. Raises `EngineError`."""
+        sampler = await self._samplers.find_or_create(held.adapter)
+        try:
+            return await self._wait_result(start(sampler))
+        except ModelLost:
+            self._samplers.forget_all(sampler)
+        return await self._wait_result(start(await self._samplers.find_or_create(held.adapter)))
 
     async def _wait_result(self, started: Future[T]) -> T:
         """Wait for the service, `tinker.call_timeout` seconds at most. Raises `EngineError`."""
@@ -153,19 +164,13 @@ class TinkerServer:
         except Exception as error:  # noqa: BLE001 - the SDK raises errors of several libraries
             raise self._service.to_engine_error(error) from None
 
-    async def _sampler_of(self, held: LoadedVersion) -> Any:
-        if (found := self._samplers.get(held.adapter)) is None:
-            found = await asyncio.to_thread(self._service.create_sampler, held.adapter)
-            self._samplers[held.adapter] = found
-        return found
-
     async def _load_versions(self, policies: Sequence[PolicyRef]) -> None:
         """Hold these versions. Raises `EngineError` with nothing changed."""
         async with self._load_lock:
             self._table.check_capacity(policies)
             made = [self._table.find_loaded(ref) or await self._read_held(ref) for ref in policies]
             for held in made:
-                await self._sampler_of(held)
+                await self._samplers.find_or_create(held.adapter)
             self._table.check_capacity(policies)  # again: replies may have begun meanwhile
             self._table.loaded = {held.ref.version: held for held in made}
         self._discard_unused()
@@ -179,12 +184,12 @@ class TinkerServer:
                 f"version {ref.version} was trained on {found.base}, and tinker.model is {self._service.model}. "
                 "Set it back, or use another home"
             )
-        return LoadedVersion(ref=ref, adapter=found.sampler)
+        return LoadedVersion(ref=ref, adapter=self._samplers.add_version(found))
 
     def _discard_unused(self) -> None:
-        self._table.adapters = {path for path in self._samplers if path is not None}
+        self._table.adapters = self._samplers.paths
         for path in self._table.unused_adapters:
-            del self._samplers[path]
+            self._samplers.discard(path)
 
 
 def _service_seed(seed: int | None) -> int | None:

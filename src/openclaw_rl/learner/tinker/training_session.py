@@ -52,10 +52,7 @@ class TrainingSession:
         self._finish(lambda: self._client.load_state_with_optimizer(path))
 
     def _create_model(self) -> Any:
-        service, rank, seed = self._service, self._train.lora.rank, self._train.seed
-        return service.run_blocking(
-            lambda: service.open_session().create_lora_training_client(base_model=service.model, rank=rank, seed=seed)
-        )
+        return self._service.create_model(rank=self._train.lora.rank, seed=self._train.seed)
 
     def reset(self) -> None:
         """Forget the model at the service, which may be gone: the next call makes another one."""

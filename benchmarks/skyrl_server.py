@@ -19,6 +19,7 @@ from openclaw_rl.common.sockets import free_port
 KEY = "tml-test"
 RANK = 8
 READY_SECONDS = 240.0
+_COMPILE_CACHE = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.5"}
 # The server reads its parent's command line, and starts its engine by `uv run` too. Pydantic needs this TypedDict below
 # Python 3.12.
 _UV = """#!{python}
@@ -37,6 +38,7 @@ class SkyrlServer:
     """Starts on entry, and can be killed and started again on the same folder and port."""
 
     def __init__(self, folder: Path, model: Path, *, adapters: int = 12) -> None:
+        """`adapters`: models at a time; those of killed trainers and engines stay for five minutes."""
         self.folder, self.model, self._adapters = folder, model, adapters
         self.port = free_port()
         self.log = folder / "server.log"
@@ -57,7 +59,7 @@ class SkyrlServer:
         backend = {
             "max_lora_adapters": self._adapters,
             "max_lora_rank": RANK,
-            "train_micro_batch_size": 4,
+            "train_micro_batch_size": 1,  # one shape to compile for each length
             "sample_max_num_sequences": 8,
         }
         options = {
@@ -70,10 +72,12 @@ class SkyrlServer:
             "--port": str(self.port),
         }
         path = f"{self.folder / 'bin'}:{os.environ['PATH']}"
+        # A server that starts again takes what it compiled before from here.
+        compiled = {"JAX_COMPILATION_CACHE_DIR": str(self.folder / "compiled"), **_COMPILE_CACHE}
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [str(self.folder / "bin" / "uv"), "run", "-m", "skyrl.tinker.api", *sum(options.items(), ())],
-                env=os.environ | {"PATH": path, "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"},
+                env=compiled | os.environ | {"PATH": path, "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"},
                 stdout=log,
                 stderr=log,
                 start_new_session=True,

@@ -1,0 +1,86 @@
+"""Sampling clients of the versions that the engine for Tinker holds."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from typing import Any, Literal
+
+from openclaw_rl.errors import ModelLost
+from openclaw_rl.tinker.service import TinkerService
+from openclaw_rl.tinker.version_file import TinkerVersion
+
+
+class VersionSamplers:
+    """One sampling client for each version, by the service's path of its weights; None: the base.
+
+    With `tinker.sample_from: models`, each version is loaded into a model of its own, from its training checkpoint. The
+    model of a version that is discarded takes the next one: the SDK has no call that ends a model.
+    """
+
+    def __init__(self, service: TinkerService, sample_from: Literal["checkpoints", "models"]) -> None:
+        self._service, self._own_models = service, sample_from == "models"
+        self._versions: dict[str, TinkerVersion] = {}
+        self._samplers: dict[str | None, Any] = {}
+        self._models: dict[str, Any] = {}  # training clients, by the version that each holds
+        self._free: list[tuple[int, Any]] = []  # rank and training client of models without a version
+        self._lock = asyncio.Lock()
+
+    @property
+    def paths(self) -> set[str]:
+        """The paths of the versions that have a sampling client."""
+        return {path for path in self._samplers if path is not None}
+
+    def add_version(self, version: TinkerVersion) -> str:
+        """Note where the service holds a version, and return its path."""
+        self._versions[version.sampler] = version
+        return version.sampler
+
+    async def find_or_create(self, path: str | None) -> Any:
+        """Return the SDK's sampling client of a version. Raises `EngineError`."""
+        return await asyncio.shield(self._create_once(path))  # a call that is cancelled leaves no model behind
+
+    async def _create_once(self, path: str | None) -> Any:
+        async with self._lock:
+            if (found := self._samplers.get(path)) is None:
+                found = await asyncio.to_thread(self._create_sampler, path)
+                self._samplers[path] = found
+            return found
+
+    def _create_sampler(self, path: str | None) -> Any:
+        if path is None or not self._own_models:
+            return self._service.create_sampler(path)
+        version = self._versions[path]
+        if (free := self._take_free(version.rank)) is not None:
+            try:
+                return self._load_into(free, version)
+            except ModelLost:
+                self._free.clear()
+        return self._load_into(self._service.create_model(rank=version.rank), version)
+
+    def _load_into(self, model: Any, version: TinkerVersion) -> Any:
+        """Load a version into a model, and return a sampling client of it."""
+        self._service.finish_call(lambda: model.load_state(version.state))
+        name = f"serve-{uuid.uuid4().hex[:12]}"
+        saved = self._service.finish_call(lambda: model.save_weights_for_sampler(name))
+        sampler = self._service.create_sampler(saved.path)
+        self._models[version.sampler] = model
+        return sampler
+
+    def _take_free(self, rank: int) -> Any:
+        """Return a model of this rank without a version, or None."""
+        place = next((i for i, (free, _) in enumerate(self._free) if free == rank), None)
+        return None if place is None else self._free.pop(place)[1]
+
+    def discard(self, path: str) -> None:
+        """Forget the client of a version that no reply uses; its model is free."""
+        self._samplers.pop(path, None)
+        if (model := self._models.pop(path, None)) is not None:
+            self._free.append((self._versions[path].rank, model))
+
+    def forget_all(self, failed: Any) -> None:
+        """Forget all clients and models, which are gone if that of `failed` is; nothing if it was replaced already."""
+        if any(sampler is failed for sampler in self._samplers.values()):
+            self._samplers.clear()
+            self._models.clear()
+            self._free.clear()
