@@ -13,6 +13,7 @@ from jsonschema.exceptions import best_match
 
 from openclaw_rl.environments.agents.chat_agent import AgentCall
 from openclaw_rl.environments.sources.tools.answer_checks import (
+    BfclCheck,
     CallsCheck,
     DatabaseCheck,
     FileCheck,
@@ -94,7 +95,7 @@ class ToolSession:
                 name = check.name or check.kind
                 while name in scores:
                     name += "+"
-                if isinstance(check, CallsCheck):
+                if isinstance(check, CallsCheck | BfclCheck):
                     scores[name] = check.score_calls(self.calls)
                 elif isinstance(check, FileCheck | DatabaseCheck | PythonCheck):
                     scores[name] = await verifier.score_state(check, answer, self.calls)

@@ -13,7 +13,7 @@ import aiohttp
 
 from openclaw_rl.environments.agents.chat_agent import AgentCall, ChatAgent, open_agent_session
 from openclaw_rl.environments.sources.tools.answer_checks import PythonCheck
-from openclaw_rl.environments.sources.tools.bfcl_rows import is_bfcl_file, read_bfcl_tasks
+from openclaw_rl.environments.sources.tools.bfcl_rows import is_bfcl_path, read_bfcl_tasks
 from openclaw_rl.environments.sources.tools.mcp_bridge import McpBridge
 from openclaw_rl.environments.sources.tools.tool_box import ToolBroken
 from openclaw_rl.environments.sources.tools.tool_config import ToolConfig, config_digest, place_server
@@ -68,7 +68,7 @@ class ToolSetup:
 
 
 class ToolSource:
-    """Tasks from a file of JSON lines. The oracle is the task's recorded calls and answer."""
+    """Tasks from a file of JSON lines, or of BFCL. The oracle is the task's recorded calls and answer."""
 
     name = "tools"
 
@@ -77,7 +77,7 @@ class ToolSource:
 
     def load_tasks(self) -> list[EnvironmentTask]:
         """Return the tasks. Their digest covers the tools and the checkers. Raises `ConfigError`."""
-        read = read_bfcl_tasks if is_bfcl_file(self._setup.tasks) else read_task_file
+        read = read_bfcl_tasks if is_bfcl_path(self._setup.tasks) else read_task_file
         tasks = read(self._setup.tasks, self._setup.held_out_share)
         tools = config_digest(self._setup.config, self._setup.folder)
         found = []
