@@ -121,10 +121,12 @@ def as_made(calls: Calls) -> list[CallMade]:
     return [CallMade(tool=tool, arguments=arguments) for call in calls for tool, arguments in call.items()]
 
 
-def take_rows(data: Path, folder: Path, rows: int) -> Path:
-    """Make a folder of BFCL with the first rows of each category."""
+def take_rows(data: Path, folder: Path, rows: int, *categories: str) -> Path:
+    """Make a folder of BFCL with the first rows of each category, or of these."""
     (folder / "possible_answer").mkdir(parents=True)
     for file in [*data.glob("BFCL_*.json"), *data.glob("possible_answer/BFCL_*.json")]:
+        if categories and file.stem.removeprefix("BFCL_v4_") not in categories:
+            continue
         lines = file.read_text().splitlines()[:rows]
         (folder / file.relative_to(data)).write_text("\n".join(lines))
     return folder
@@ -132,13 +134,15 @@ def take_rows(data: Path, folder: Path, rows: int) -> Path:
 
 def test_a_folder_of_rows_is_checked_and_played(data: Path, system: RecordedSystem, tmp_path: Path) -> None:
     command = LibraryCommand(system, tmp_path / "tmp", PYTHON)
-    tasks = str(take_rows(data, tmp_path / "data", 2))
-    process = command.start_words("check", "tools", "--tasks", tasks)
-    out, err = process.communicate(timeout=300)
+    process = command.start_words("check", "tools", "--tasks", str(take_rows(data, tmp_path / "data", 2)))
+    out, err = process.communicate(timeout=600)
     assert process.returncode == 0, out + err
     assert out.splitlines()[-1] == f"{2 * len((*CATEGORIES, *LIVE, 'irrelevance', 'live_irrelevance'))} tasks, 0 unfit"
     assert "left out: format_sensitivity, live_relevance, memory, multi_turn_base" in err
-    process = command.start_words("run", "tools", "--tasks", tasks, "--run", "rows", "--group", "2", "--json")
+    few = take_rows(data, tmp_path / "few", 1, "irrelevance", "simple_python")
+    (few / "tools.json").write_text(json.dumps({"tasks": ".", "request": {"max_tokens": 24}}))
+    words = (f"tools:{few / 'tools.json'}", "--run", "rows", "--group", "2", "--json")
+    process = command.start_words("run", *words)
     out, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
     found = json.loads(out)

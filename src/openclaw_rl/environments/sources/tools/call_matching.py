@@ -14,12 +14,16 @@ _LOOSE = str.maketrans("", "", " ,./-_*^")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallMade:
-    """A call of a reply. `arguments`: None if they were no JSON object. `result`: what the model got."""
+    """A call of a reply. `arguments`: None if they were no JSON object. `result`: what the model got.
+
+    `images`: of the result, as data URLs.
+    """
 
     tool: str
     arguments: Mapping[str, Any] | None
     result: str = ""
     is_error: bool = False
+    images: Sequence[str] = ()
 
 
 class ExpectedCall(BaseModel):

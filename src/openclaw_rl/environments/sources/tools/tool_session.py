@@ -144,14 +144,18 @@ class ToolSession:
             return CallMade(tool=call.name, arguments=None, result=text, is_error=True)
         if problem := _schema_problem(spec, arguments):
             return CallMade(tool=call.name, arguments=arguments, result=f"error: {problem}", is_error=True)
+        if call.name in self._server_tools:
+            return await self._call_server(self._server_tools[call.name], arguments)
         text, is_error = await self._run_tool(spec, arguments)
         return CallMade(tool=call.name, arguments=arguments, result=text, is_error=is_error)
 
+    async def _call_server(self, tool: ServerTool, arguments: dict[str, Any]) -> CallMade:
+        assert self._world.bridge is not None
+        seconds, characters = tool.spec.seconds or self._world.config.seconds, self._world.config.characters
+        return await self._world.bridge.call_tool(tool, arguments, seconds, characters)
+
     async def _run_tool(self, spec: ToolSpec, arguments: dict[str, Any]) -> tuple[str, bool]:
         seconds, characters = spec.seconds or self._world.config.seconds, self._world.config.characters
-        if spec.name in self._server_tools:
-            assert self._world.bridge is not None
-            return await self._world.bridge.call_tool(self._server_tools[spec.name], arguments, seconds, characters)
         if spec.kind == "python":
             return await self._owner_box.call_tool(spec.name, arguments, seconds, characters)
         if spec.kind == "interpreter":

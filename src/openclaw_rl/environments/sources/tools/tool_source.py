@@ -24,6 +24,7 @@ from openclaw_rl.environments.sources.tools.tool_episode import (
     ToolEpisode,
     score_outcome,
 )
+from openclaw_rl.environments.sources.tools.tool_images import ToolImages
 from openclaw_rl.environments.sources.tools.tool_session import ToolSession, ToolWorld
 from openclaw_rl.environments.sources.tools.tool_task import ToolTask, parse_task
 from openclaw_rl.environments.task_file import read_task_file
@@ -155,6 +156,9 @@ class ToolRunner:
         """Raises `ConfigError`."""
         self._setup = setup
         self._form: CallFormat = TextFormat(setup.config.text_calls) if agent == "text" else ChatFormat()
+        self._images = ToolImages(
+            wanted=setup.config.images, problem=f"--agent {agent} sends text only" if agent == "text" else ""
+        )
         self._bridge = setup.make_bridge()
         self._http: aiohttp.ClientSession | None = None
 
@@ -183,7 +187,7 @@ class ToolRunner:
         agent = ChatAgent(self._http, ticket, self._setup.config.request)
         try:
             await _open_in_time(session)
-            return await ToolEpisode(parsed, session, agent, self._form).play(limits.seconds)
+            return await ToolEpisode(parsed, session, agent, self._form, self._images).play(limits.seconds)
         except (OpenClawError, OSError) as error:
             return void_outcome(str(error) or type(error).__name__)
         finally:
