@@ -230,12 +230,13 @@ define library_tests
 test-env-$(1): $$(STAMP) .$(1)-venv/.installed
 	OMP_NUM_THREADS=1 $$(BIN)/python -m pytest tests/external/environments/$(1) $$(FLAGS)
 endef
-ENV_LIBRARIES := verifiers verifiers-v1 browsergym inspect openenv harbor mini-swe
+ENV_LIBRARIES := verifiers verifiers-v1 browsergym inspect openenv bfcl harbor mini-swe
 $(eval $(call library_tests,verifiers,"verifiers[rg]>=0.3.1$(comma)<0.4"))
 $(eval $(call library_tests,verifiers-v1,"verifiers>=0.4$(comma)<0.5" "reasoning-gym>=0.1.25"))
 $(eval $(call library_tests,browsergym,"browsergym-miniwob>=0.14.3$(comma)<0.15" "miniwob>=1.1$(comma)<2"))
 $(eval $(call library_tests,inspect,"inspect_ai>=0.3.285$(comma)<0.4" "openai>=2"))
 $(eval $(call library_tests,openenv,"openenv>=0.10$(comma)<0.11"))
+$(eval $(call library_tests,bfcl,--no-deps "bfcl-eval>=2026.3.23$(comma)<2027"))
 
 # Harbor needs a newer Python than .venv may have, bubblewrap, and tmux on PATH for Terminus-2.
 HARBOR_PYTHON ?= $(shell for each in python3.13 python3.12 $(HOME)/.pyenv/versions/3.1[23].*/bin/python; do \

@@ -157,6 +157,7 @@ class ReplyHeader:
     prompt_tokens: int = 0  # tokens
     prompt_ids: Sequence[int] | None = None  # if they were requested
     lessons: Sequence[str] = ()  # ids of those in the prompt
+    ignored: Sequence[str] = ()  # descriptions of what has no effect in the request
 
 
 class ReplyFailed(OpenClawError):

@@ -19,6 +19,7 @@ from openclaw_rl.serve.chat_request import (
     FinishedChoice,
     ReplyEnd,
     ReplyFailed,
+    ReplyHeader,
     StreamPart,
     check_id_length,
 )
@@ -99,14 +100,14 @@ class CompletionHandler:
             for n, s in enumerate(replies)
         ]
         return json_response(
-            dialect.encode_response(replies[0].header, ask, choices), headers=_reply_headers(ask, replies)
+            dialect.encode_response(replies[0].header, ask, choices), headers=_reply_headers(replies[0].header)
         )
 
     async def _send_stream(
         self, request: web.Request, dialect: Dialect, ask: ChatRequest, replies: Sequence[InflightReply]
     ) -> web.StreamResponse:
         headers = {"Content-Type": EVENT_STREAM, "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        response = web.StreamResponse(headers=headers | _reply_headers(ask, replies))
+        response = web.StreamResponse(headers=headers | _reply_headers(replies[0].header))
         encoder: StreamEncoder | None = None
         try:
             async with aclosing(merge_streams(replies)) as parts:
@@ -157,9 +158,9 @@ def describe_error(error: Exception, what: str) -> tuple[int, str, str | None, s
     return 500, "the gateway failed; see its log for the reason.", "internal_error", None
 
 
-def _reply_headers(ask: ChatRequest, replies: Sequence[InflightReply]) -> dict[str, str]:
+def _reply_headers(header: ReplyHeader) -> dict[str, str]:
     """Return the response headers that list ignored request fields, and the ids of the lessons in the prompt."""
-    ignored, lessons = "; ".join(ask.ignored_fields)[:1000], ", ".join(replies[0].header.lessons)
+    ignored, lessons = "; ".join(header.ignored)[:1000], ", ".join(header.lessons)
     return {name: v for name, v in (("X-OpenClaw-Ignored", ignored), ("X-OpenClaw-Lessons", lessons)) if v}
 
 

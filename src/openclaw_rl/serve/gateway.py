@@ -147,6 +147,7 @@ class Gateway:
             version=version,
             prompt_tokens=prompt_tokens,
             lessons=tuple(prompt.lessons),
+            ignored=ask.ignored_fields,
         )
         if ask.return_token_ids:
             header = replace(header, prompt_ids=request.prompt_ids.tolist())

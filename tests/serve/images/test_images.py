@@ -13,7 +13,7 @@ import pytest
 from tests.serve.conftest import TOOLS, Answer, Site, Start
 
 from openclaw_rl.collect.worker import Collector
-from openclaw_rl.common.images.image_prompt import ImageGeneration
+from openclaw_rl.common.images.image_prompt import UNSEEN_IMAGES, ImageGeneration
 from openclaw_rl.engines.registry import connect_engine
 from openclaw_rl.engines.remote.http_client import RequestRefused
 from openclaw_rl.errors import EngineError, EngineGone
@@ -139,7 +139,9 @@ def test_an_image_is_recorded_by_its_digest(site: Site, path: str) -> None:
 
 @pytest.mark.parametrize("path", TOOL_RESULTS)
 def test_a_tools_image_is_read_too(site: Site, path: str) -> None:
-    assert site.http.post(path, TOOL_RESULTS[path]).status_code == 200
+    answer = site.http.post(path, TOOL_RESULTS[path])
+    assert answer.status_code == 200
+    assert "X-OpenClaw-Ignored" not in answer.headers
     result = site.last().request.messages[2]
     assert (result["role"], result["content"]) == ("tool", [PART])
     assert engine_of(site).rendered[0].images == {DIGEST: url(PNG)}
@@ -158,7 +160,8 @@ def test_a_model_that_reads_text_refuses_an_image(start: Start, path: str) -> No
     ):
         assert part in message
     assert site.count() == 0
-    assert site.http.post(path, TOOL_RESULTS[path]).status_code == 200
+    answer = site.http.post(path, TOOL_RESULTS[path])
+    assert (answer.status_code, answer.headers["X-OpenClaw-Ignored"]) == (200, UNSEEN_IMAGES)
     content = site.last().request.messages[2]["content"]
     assert content == [{"type": "text", "text": "(The tool gave an image, which this model cannot see.)"}]
     assert site.http.post("/v1/chat/completions", {"messages": [user(WORDS)]}).status_code == 200

@@ -36,12 +36,16 @@ class AgentCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatReply:
-    """A reply. `turn`: its id at the gateway. `message`: as it was received, for the next request."""
+    """A reply. `turn`: its id at the gateway. `message`: as it was received, for the next request.
+
+    `ignored`: what of the request had no effect, as the gateway says.
+    """
 
     turn: str
     message: Mapping[str, Any]
     text: str
     calls: Sequence[AgentCall]
+    ignored: str = ""
 
 
 class ChatAgent:
@@ -70,13 +74,13 @@ class ChatAgent:
             if number:
                 await asyncio.sleep(_PAUSE * 2 ** (number - 1))
             try:
-                status, answer = await self._post(body)
+                status, answer, ignored = await self._post(body)
             except (aiohttp.ClientError, TimeoutError, ValueError) as error:
                 problem = f"{type(error).__name__}: {error}"
                 continue
             if status == 200:
                 self._has_reply = True
-                return _parse_reply(answer)
+                return _parse_reply(answer, ignored)
             problem = f"{status}: {_error_field(answer, 'message')}"
             if status == _GONE or (_error_field(answer, "code") == "context_length_exceeded" and self._has_reply):
                 raise EpisodeOver(problem)
@@ -84,11 +88,12 @@ class ChatAgent:
                 break
         raise AgentReplyFailed(f"no reply from the gateway: {problem}")
 
-    async def _post(self, body: Mapping[str, Any]) -> tuple[int, Any]:
+    async def _post(self, body: Mapping[str, Any]) -> tuple[int, Any, str]:
         headers = {"Authorization": f"Bearer {self.ticket.api_key}"}
         url = f"{self.ticket.base_url}/chat/completions"
         async with self._http.post(url, json=body, headers=headers) as response:
-            return response.status, await response.json(content_type=None)
+            answer = await response.json(content_type=None)
+            return response.status, answer, response.headers.get("X-OpenClaw-Ignored", "")
 
 
 def open_agent_session() -> aiohttp.ClientSession:
@@ -98,19 +103,21 @@ def open_agent_session() -> aiohttp.ClientSession:
     return aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=False)
 
 
-def tool_message(call: AgentCall, text: str) -> dict[str, Any]:
-    """Return the message that answers a call."""
-    return {"role": "tool", "tool_call_id": call.id, "content": text}
+def tool_message(call: AgentCall, text: str, images: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the message that answers a call. `images`: data URLs."""
+    parts = [{"type": "text", "text": text}, *({"type": "image_url", "image_url": {"url": url}} for url in images)]
+    return {"role": "tool", "tool_call_id": call.id, "content": parts if images else text}
 
 
-def _parse_reply(answer: Any) -> ChatReply:
+def _parse_reply(answer: Any, ignored: str) -> ChatReply:
     try:
         message = answer["choices"][0]["message"]
         calls = tuple(
             AgentCall(id=call["id"], name=call["function"]["name"], arguments=call["function"]["arguments"])
             for call in message.get("tool_calls") or ()
         )
-        return ChatReply(turn=answer["id"], message=message, text=message.get("content") or "", calls=calls)
+        text = message.get("content") or ""
+        return ChatReply(turn=answer["id"], message=message, text=text, calls=calls, ignored=ignored)
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         raise AgentReplyFailed(
             f"the gateway's answer is no chat completion ({type(error).__name__}: {error})"

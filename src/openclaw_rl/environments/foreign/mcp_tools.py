@@ -2,7 +2,8 @@
 
 Requests are JSON lines on stdin: {"id", "open": {"session", "command" | "url", "environment", "folder", "seconds"}},
 {"id", "call": {"session", "tool", "arguments", "seconds"}} and {"id", "close": {"session"}}. Answers, in any order:
-{"id", "tools": [...]}, {"id", "text", "is_error"}, {"id", "closed"} or {"id", "error"}. It ends when stdin does.
+{"id", "tools": [...]}, {"id", "text", "images", "is_error"}, {"id", "closed"} or {"id", "error"}. It ends when stdin
+does.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import sys
 from typing import Any
 
 INVALID_PARAMETERS, NO_METHOD = -32602, -32601
+IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")  # that the gateway reads
+MAX_IMAGE_CHARACTERS = 1 << 23  # of the images of a result, in base64: an answer may have 2**24 bytes
 
 
 class ServerConnection:
@@ -78,13 +81,15 @@ class ServerConnection:
             async with asyncio.timeout(given["seconds"]):
                 result = await session.call_tool(given["tool"], given["arguments"])
             found = result.model_dump(mode="json", by_alias=True)
-            answer.set_result({"text": read_content(found), "is_error": bool(found.get("isError"))})
+            answer.set_result(
+                {"text": read_content(found), "images": read_images(found), "is_error": bool(found.get("isError"))}
+            )
         except TimeoutError:
             answer.set_exception(RuntimeError(f"no result within {given['seconds']:g} s"))
         except Exception as error:  # noqa: BLE001 - every failure is an answer
             code = getattr(getattr(error, "error", None), "code", None)
             if code in (INVALID_PARAMETERS, NO_METHOD):  # of the model's call
-                answer.set_result({"text": str(error), "is_error": True})
+                answer.set_result({"text": str(error), "images": [], "is_error": True})
             else:
                 answer.set_exception(RuntimeError(describe_failure(error)))
 
@@ -120,6 +125,17 @@ def read_content(result: dict[str, Any]) -> str:
     if not parts and result.get("structuredContent") is not None:
         return json.dumps(result["structuredContent"])
     return "\n".join(parts)
+
+
+def read_images(result: dict[str, Any]) -> list[str]:
+    """Return the images of a result as data URLs. Those of other types, or too large, are only named in its text."""
+    found, size = [], 0
+    for block in result.get("content") or []:
+        kind, data = block.get("mimeType"), block.get("data")
+        if block.get("type") == "image" and kind in IMAGE_TYPES and size + len(data) <= MAX_IMAGE_CHARACTERS:
+            size += len(data)
+            found.append(f"data:{kind};base64,{data}")
+    return found
 
 
 class RequestLoop:

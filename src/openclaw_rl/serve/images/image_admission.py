@@ -14,7 +14,7 @@ from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
-from openclaw_rl.common.images.image_prompt import IMAGE_TYPE, digest_part
+from openclaw_rl.common.images.image_prompt import IMAGE_TYPE, UNSEEN_IMAGES, digest_part
 from openclaw_rl.common.large_requests import stop_if_cancelled
 from openclaw_rl.errors import RequestError
 from openclaw_rl.serve.chat_request import ChatRequest, field_error
@@ -51,7 +51,8 @@ def admit_images(ask: ChatRequest, refusal: str | None) -> ChatRequest:
         messages[n] = _replace_images(messages[n], ask.prompt_field, refusal) if refusal else reader.read(messages[n])
         if raw:  # the key of caches: the same bytes may be read in another way once the engine has changed
             raw[n] = to_json(messages[n])
-    return replace(ask, messages=messages, raw=raw, images=reader.urls)
+    ignored = (*ask.ignored_fields, UNSEEN_IMAGES) if refusal else ask.ignored_fields
+    return replace(ask, messages=messages, raw=raw, images=reader.urls, ignored_fields=ignored)
 
 
 def _image_parts(message: Message) -> list[Any]:

@@ -1,8 +1,11 @@
-"""The Python that has the package `mcp`: `--mcp-python`."""
+"""The Python that has the package `mcp`: `--mcp-python`. A gateway with a scripted engine: `start`."""
 
 from __future__ import annotations
 
 import pytest
+from tests.serve.conftest import empty_store, renderers, start
+
+__all__ = ["empty_store", "renderers", "start"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

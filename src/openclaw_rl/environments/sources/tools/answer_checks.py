@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 import re2
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
+from openclaw_rl.environments.sources.tools.bfcl_matching import BfclCall, match_bfcl_calls
 from openclaw_rl.environments.sources.tools.call_matching import CallMade, ExpectedCall, match_calls
 from openclaw_rl.environments.sources.tools.tool_config import describe_error
 from openclaw_rl.errors import ConfigError
@@ -116,6 +117,16 @@ class CallsCheck(_CheckEntry):
         return float(match_calls(calls, self.value, **options))
 
 
+class BfclCheck(_CheckEntry):
+    """The calls of the episode match the ground truth of a row of BFCL, as the leaderboard compares them."""
+
+    kind: Literal["bfcl"]
+    value: tuple[BfclCall, ...]
+
+    def score_calls(self, calls: Sequence[CallMade]) -> float:
+        return float(match_bfcl_calls(calls, self.value))
+
+
 class FileCheck(_CheckEntry):
     """A JSON file that the tools left equals the value. `ignore`: fields of it, at the top, that do not count."""
 
@@ -154,8 +165,9 @@ class PythonCheck(_CheckEntry):
 
 
 AnswerCheck = ExactCheck | NumberCheck | SetCheck | JsonCheck | PatternCheck
+CallCheck = CallsCheck | BfclCheck
 StateCheck = FileCheck | DatabaseCheck | PythonCheck
-Check = AnswerCheck | CallsCheck | StateCheck
+Check = AnswerCheck | CallCheck | StateCheck
 _ADAPTER: TypeAdapter[Check] = TypeAdapter(Annotated[Check, Field(discriminator="kind")])
 
 

@@ -1,7 +1,8 @@
 """Converts rows of the Berkeley Function-Calling Leaderboard (BFCL, versions 3 and 4) to tasks of `tools`.
 
 A row of `BFCL_v4_CATEGORY.json` has `question` and `function`; the row of the same id in `possible_answer/` has
-`ground_truth`. The calls of the first reply are checked, and not executed.
+`ground_truth`. The calls of the first reply are checked, and not executed. Rows of `irrelevance` have no ground truth:
+right is an answer without a call.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from openclaw_rl.common.printable import echo_error
+from openclaw_rl.environments.sources.tools.bfcl_matching import PYTHON_TYPES
 from openclaw_rl.environments.task_file import split_by_digest, task_digest
 from openclaw_rl.environments.types import EnvironmentTask
 from openclaw_rl.errors import ConfigError
@@ -21,7 +23,7 @@ from openclaw_rl.errors import ConfigError
 _ANSWERS = "possible_answer"
 _TYPES = {"dict": "object", "float": "number", "tuple": "array"}
 _CATEGORY = re.compile(r"BFCL_v[0-9]+_(.+)\.jsonl?")
-_CHECKED = re.compile(r"(live_)?(simple|multiple|parallel|parallel_multiple|simple_python)")
+_CHECKED = re.compile(r"(live_)?(simple|multiple|parallel|parallel_multiple|simple_python|irrelevance)")
 _WHY = {
     "simple_java": "its calls are in Java",
     "simple_javascript": "its calls are in JavaScript",
@@ -29,9 +31,14 @@ _WHY = {
     "javascript": "its calls are in JavaScript",
     "rest": "its calls need services on the internet",
     "web_search": "its calls need the internet",
-    "irrelevance": "it has no calls to compare with",
     "relevance": "it has no calls to compare with",
+    "format_sensitivity": "it names rows of other categories",
 }
+_NO_CALL: Mapping[str, Any] = {
+    "check": [{"kind": "calls", "value": []}, {"kind": "pattern", "value": r"\S", "name": "answered"}],
+    "answer": "None of these functions is for that.",
+}
+"""Check and solution of a row whose functions do not help. An empty reply, which BFCL accepts, is wrong here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,48 +54,75 @@ def convert_rows(questions: Path) -> ConvertedRows:
 
     Raises `ConfigError` for a file that cannot be read, and for a category whose calls cannot be compared.
     """
-    named = _CATEGORY.fullmatch(questions.name)
-    category = named.group(1) if named else questions.stem
-    if not _CHECKED.fullmatch(category):
-        why = _WHY.get(
-            category.removeprefix("live_"), "it needs the tools of BFCL, over several turns or with a memory"
-        )
+    category = _category_of(questions)
+    if why := _why_refused(category):
         raise ConfigError(
             f"{questions.name}: the category {category} is not supported: {why}. Supported are simple, multiple, "
-            "parallel and parallel_multiple, of Python, also live"
+            "parallel and parallel_multiple, of Python, and irrelevance; also live"
         )
-    answers = {row["id"]: row for row in _read_rows(questions.parent / _ANSWERS / questions.name)}
+    reader = _RowReader(category=category)
+    if not category.endswith("irrelevance"):
+        reader.answers = {row["id"]: row for row in _read_rows(questions.parent / _ANSWERS / questions.name)}
     tasks, refused = [], {}
     for row in _read_rows(questions):
         try:
-            tasks.append(_convert_row(row, answers, category))
+            tasks.append(reader.convert(row))
         except ValueError as error:
             refused[str(row.get("id"))] = str(error)
+        except KeyError as error:
+            refused[str(row.get("id"))] = f"it has no {error}"
     return ConvertedRows(tasks=tasks, refused=refused)
 
 
-def is_bfcl_file(path: Path) -> bool:
-    """Return whether a file has the name of a category of BFCL."""
-    return _CATEGORY.fullmatch(path.name) is not None
+def is_bfcl_path(path: Path) -> bool:
+    """Return whether a file has the name of a category of BFCL, or a folder has such files."""
+    return bool(_list_files(path)) if path.is_dir() else _CATEGORY.fullmatch(path.name) is not None
 
 
 def read_bfcl_tasks(path: Path, held_out_share: float) -> list[EnvironmentTask]:
-    """Return the tasks of a file of BFCL. Rows that cannot be checked are left out, with a note.
+    """Return the tasks of a file of BFCL, or of all files of a folder. What cannot be checked is left out, with a note.
 
     Raises `ConfigError`.
     """
-    found = convert_rows(path)
-    if found.refused:
-        first, why = next(iter(found.refused.items()))
-        echo_error(f"note: {len(found.refused)} rows of {path.name} cannot be checked: {first} ({why})")
-    tasks = []
-    for data in found.tasks:
-        digest = task_digest(data)
-        split = split_by_digest(digest, held_out_share)
-        tasks.append(EnvironmentTask(id=data["id"], digest=digest, split=split, data=data))
+    files = [path]
+    if path.is_dir():
+        files = [file for file in _list_files(path) if not _why_refused(_category_of(file))]
+        if left := [_category_of(file) for file in _list_files(path) if file not in files]:
+            echo_error(f"note: categories that cannot be checked are left out: {', '.join(left)}")
+    tasks: dict[str, EnvironmentTask] = {}
+    for file in files:
+        for data in _convert_with_note(file):
+            digest = task_digest(data)
+            if data["id"] in tasks:
+                raise ConfigError(f"{file}: the id {data['id']} is also in another file. Name one version of BFCL")
+            split = split_by_digest(digest, held_out_share)
+            tasks[data["id"]] = EnvironmentTask(id=data["id"], digest=digest, split=split, data=data)
     if not tasks:
         raise ConfigError(f"{path}: no row can be checked")
-    return tasks
+    return list(tasks.values())
+
+
+def _convert_with_note(file: Path) -> Sequence[Mapping[str, Any]]:
+    found = convert_rows(file)
+    if found.refused:
+        first, why = next(iter(found.refused.items()))
+        echo_error(f"note: {len(found.refused)} rows of {file.name} cannot be checked: {first} ({why})")
+    return found.tasks
+
+
+def _list_files(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.iterdir()) if _CATEGORY.fullmatch(path.name) and path.is_file()]
+
+
+def _category_of(file: Path) -> str:
+    named = _CATEGORY.fullmatch(file.name)
+    return named.group(1) if named else file.stem
+
+
+def _why_refused(category: str) -> str | None:
+    if _CHECKED.fullmatch(category):
+        return None
+    return _WHY.get(category.removeprefix("live_"), "it needs the tools of BFCL, over several turns or with a memory")
 
 
 def _read_rows(path: Path) -> Iterator[dict[str, Any]]:
@@ -101,29 +135,39 @@ def _read_rows(path: Path) -> Iterator[dict[str, Any]]:
         raise ConfigError(f"{path}: the rows cannot be read ({error}). Expected a data folder of BFCL") from None
 
 
-def _convert_row(row: Mapping[str, Any], answers: Mapping[str, Mapping[str, Any]], category: str) -> dict[str, Any]:
-    """Raises `ValueError` for a row that cannot be checked."""
-    if row["id"] not in answers:
-        raise ValueError("it has no ground truth")
-    turns = row["question"]
-    if len(turns) != 1:
-        raise ValueError(f"it has {len(turns)} turns, and its calls can be compared in one only")
-    names = {function["name"]: _plain_name(function["name"]) for function in row["function"]}
-    if len(set(names.values())) < len(row["function"]):
-        raise ValueError("two of its functions have the same name")
-    truth = answers[row["id"]]["ground_truth"]
-    expected = [_expected_call(call, names) for call in truth]
-    required = {names[f["name"]]: _required_names(f["parameters"]) for f in row["function"]}
-    solution = [_solve_call(call, required[call["tool"]]) for call in expected]
-    return {
-        "id": f"bfcl/{row['id']}",
-        "messages": turns[0],
-        "tools": [_convert_function(function, names) for function in row["function"]],
-        "only_calls": True,
-        "check": {"kind": "calls", "value": expected, "loose_text": True},
-        "calls": solution,
-        "category": category,
-    }
+@dataclass(slots=True, kw_only=True)
+class _RowReader:
+    """Converts the rows of a category. `answers`: id -> row with the ground truth."""
+
+    category: str
+    answers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def convert(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Raises `ValueError` for a row that cannot be checked."""
+        turns, functions = row["question"], {function["name"]: function for function in row["function"]}
+        if len(turns) != 1:
+            raise ValueError(f"it has {len(turns)} turns, and its calls can be compared in one only")
+        if not functions:
+            raise ValueError("it has no functions")
+        if len({_plain_name(name) for name in functions}) < len(row["function"]):
+            raise ValueError("two of its functions have the same name")
+        return {
+            "id": f"bfcl/{row['id']}",
+            "messages": turns[0],
+            "tools": [_convert_function(function) for function in row["function"]],
+            "only_calls": True,
+            **self._read_answer(row["id"], functions),
+            "category": self.category,
+        }
+
+    def _read_answer(self, row_id: str, functions: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
+        """Return the check and the solution."""
+        if self.category.endswith("irrelevance"):
+            return _NO_CALL
+        if row_id not in self.answers:
+            raise ValueError("it has no ground truth")
+        expected = [_expected_call(call, functions) for call in self.answers[row_id]["ground_truth"]]
+        return {"check": {"kind": "bfcl", "value": expected}, "calls": [_solve_call(call) for call in expected]}
 
 
 def _plain_name(name: str) -> str:
@@ -131,9 +175,9 @@ def _plain_name(name: str) -> str:
     return name.replace(".", "_")[:64]
 
 
-def _convert_function(function: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+def _convert_function(function: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        "name": names[function["name"]],
+        "name": _plain_name(function["name"]),
         "description": function.get("description", ""),
         "parameters": _convert_schema(function["parameters"]),
         "result": None,
@@ -162,11 +206,27 @@ def _convert_schema(schema: Any) -> Any:
     return made
 
 
-def _expected_call(call: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+def _expected_call(call: Mapping[str, Any], functions: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     (name, parameters), *more = call.items()
-    if more or name not in names:
+    if more or name not in functions:
         raise ValueError(f"its ground truth calls {name}, which is not among its functions")
-    return {"tool": names[name], "alternatives": {key: _as_list(values) for key, values in parameters.items()}}
+    schema = functions[name]["parameters"]
+    return {
+        "tool": _plain_name(name),
+        "types": {key: _type_names(key, one) for key, one in schema.get("properties", {}).items()},
+        "required": _required_names(schema),
+        "alternatives": {key: _as_list(values) for key, values in parameters.items()},
+    }
+
+
+def _type_names(name: str, schema: Mapping[str, Any]) -> list[str]:
+    """Return the name of a parameter's type, and of that of its items if it is a list."""
+    names = [schema.get("type")]
+    if names[0] in ("array", "tuple"):
+        names.append(schema.get("items", {}).get("type"))
+    if unknown := [one for one in names if one not in PYTHON_TYPES]:
+        raise ValueError(f"its parameter {name} has the type {unknown[0]}, which BFCL does not compare")
+    return [str(one) for one in names]
 
 
 def _as_list(values: Any) -> list[Any]:
@@ -180,12 +240,12 @@ def _required_names(schema: Mapping[str, Any]) -> Sequence[str]:
     return found if isinstance(found, list) else []
 
 
-def _solve_call(expected: Mapping[str, Any], required: Sequence[str]) -> dict[str, Any]:
+def _solve_call(expected: Mapping[str, Any]) -> dict[str, Any]:
     """Return a call that matches: the first value of each parameter that is required or may not be left out."""
     arguments = {}
     for name, values in expected["alternatives"].items():
         given = [value for value in values if value != ""]
-        if "" not in values or name in required:
+        if "" not in values or name in expected["required"]:
             arguments[name] = _solve_value(given[0] if given else "")
     return {"tool": expected["tool"], "arguments": arguments}
 

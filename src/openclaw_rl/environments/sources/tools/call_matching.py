@@ -14,12 +14,16 @@ _LOOSE = str.maketrans("", "", " ,./-_*^")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallMade:
-    """A call of a reply. `arguments`: None if they were no JSON object. `result`: what the model got."""
+    """A call of a reply. `arguments`: None if they were no JSON object. `result`: what the model got.
+
+    `images`: of the result, as data URLs.
+    """
 
     tool: str
     arguments: Mapping[str, Any] | None
     result: str = ""
     is_error: bool = False
+    images: Sequence[str] = ()
 
 
 class ExpectedCall(BaseModel):
@@ -41,7 +45,7 @@ def match_calls(
     if len(calls) < len(expected) or (len(calls) > len(expected) and not extra):
         return False
     fits = [[is_match(call, one, loose_text=loose_text) for call in calls] for one in expected]
-    return _match_in_order(fits, len(calls)) if ordered else _assign_all(fits, len(calls))
+    return _match_in_order(fits, len(calls)) if ordered else assign_calls(fits, len(calls))
 
 
 def is_match(call: CallMade, expected: ExpectedCall, *, loose_text: bool = False) -> bool:
@@ -60,33 +64,21 @@ def is_match(call: CallMade, expected: ExpectedCall, *, loose_text: bool = False
 
 def _is_equal(found: Any, value: Any, loose_text: bool) -> bool:
     if isinstance(found, str) and isinstance(value, str):
-        return _plain_text(found) == _plain_text(value) if loose_text else found == value
+        return plain_text(found) == plain_text(value) if loose_text else found == value
     if isinstance(found, bool) or isinstance(value, bool):
         return found is value
     if isinstance(found, int | float) and isinstance(value, int | float):
         return math.isclose(found, value, rel_tol=1e-9)
     if isinstance(found, dict) and isinstance(value, Mapping):
-        return _is_equal_object(found, value, loose_text)
+        same = found.keys() == value.keys()
+        return same and all(_is_equal(found[name], value[name], loose_text) for name in found)
     if isinstance(found, list) and isinstance(value, list | tuple):
         return len(found) == len(value) and all(_is_equal(a, b, loose_text) for a, b in zip(found, value, strict=True))
     return type(found) is type(value) and bool(found == value)
 
 
-def _is_equal_object(found: Mapping[str, Any], value: Mapping[str, Any], loose_text: bool) -> bool:
-    """Compare objects. With loose text, each value of the expected object is a list of alternatives, as in BFCL."""
-    if not loose_text:
-        return found.keys() == value.keys() and all(_is_equal(found[name], value[name], False) for name in found)
-    for name, alternatives in value.items():
-        choices = alternatives if isinstance(alternatives, list | tuple) else [alternatives]
-        if name not in found:
-            if "" not in choices:
-                return False
-        elif not any(_is_equal(found[name], choice, True) for choice in choices):
-            return False
-    return found.keys() <= value.keys()
-
-
-def _plain_text(text: str) -> str:
+def plain_text(text: str) -> str:
+    """Return a text without what does not count in a loose comparison: case, spaces and `,./-_*^`."""
     return text.translate(_LOOSE).lower().replace("'", '"')
 
 
@@ -101,8 +93,11 @@ def _match_in_order(fits: Sequence[Sequence[bool]], count: int) -> bool:
     return True
 
 
-def _assign_all(fits: Sequence[Sequence[bool]], count: int) -> bool:
-    """Return whether every row gets a column of its own (augmenting paths)."""
+def assign_calls(fits: Sequence[Sequence[bool]], count: int) -> bool:
+    """Return whether each expected call gets a call of its own (augmenting paths).
+
+    `fits`: for each expected call, which of the `count` calls match it.
+    """
     owner: list[int | None] = [None] * count
 
     def find_column(row: int, seen: set[int]) -> bool:

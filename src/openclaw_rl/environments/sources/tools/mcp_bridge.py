@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from openclaw_rl.environments.command_source import resolve_command
 from openclaw_rl.environments.foreign_process import ForeignError, ForeignProcess
 from openclaw_rl.environments.leftovers import FOLDER_VARIABLE
+from openclaw_rl.environments.sources.tools.call_matching import CallMade
 from openclaw_rl.environments.sources.tools.tool_box import ToolBroken
 from openclaw_rl.environments.sources.tools.tool_config import McpServer, ToolSpec, describe_error
 from openclaw_rl.environments.sources.tools.tool_text import cut_middle
@@ -67,11 +68,17 @@ class McpBridge:
 
     async def call_tool(
         self, tool: ServerTool, arguments: Mapping[str, Any], seconds: float, characters: int
-    ) -> tuple[str, bool]:
-        """Return the text of the result, and whether the server calls it an error. Raises `ToolBroken`."""
+    ) -> CallMade:
+        """Return what became of the call. Raises `ToolBroken`."""
         asked = {"session": tool.session, "tool": tool.spec.name, "arguments": dict(arguments), "seconds": seconds}
         answer = await self._send("call", asked, seconds, tool.spec.name)
-        return cut_middle(str(answer["text"]), characters), bool(answer["is_error"])
+        return CallMade(
+            tool=tool.spec.name,
+            arguments=arguments,
+            result=cut_middle(str(answer["text"]), characters),
+            images=tuple(answer["images"]),
+            is_error=bool(answer["is_error"]),
+        )
 
     async def close_servers(self, names: Sequence[str], episode: str) -> None:
         """End the connections of an episode, and with them its programs."""

@@ -158,8 +158,8 @@ class ToolConfig(_Entry):
     """Tools of an environment.
 
     `hosts`: hosts that HTTP tools and MCP servers may be at, beside this machine. `request`: further fields of each
-    chat request. `seconds`: limit of a call. `characters`: of a result that the model gets. `tasks`: file of the tasks,
-    relative to the configuration.
+    chat request. `seconds`: limit of a call. `characters`: of a result that the model gets. `images`: whether it gets
+    those of MCP tools; turns with images are not trained on. `tasks`: file of the tasks, relative to the configuration.
     """
 
     tools: tuple[Tool, ...] = ()
@@ -170,6 +170,7 @@ class ToolConfig(_Entry):
     request: Mapping[str, Any] = {}
     seconds: float = Field(30.0, gt=0, le=3600)
     characters: int = Field(8000, ge=100, le=1_000_000)
+    images: bool = True
     tasks: str | None = None
 
     @model_validator(mode="after")
@@ -263,7 +264,10 @@ def place_server(server: McpServer, folder: Path) -> McpServer:
 
 def config_digest(config: ToolConfig, folder: Path) -> str:
     """Return a digest of all that decides how calls are answered, with the code of files."""
-    parts = [config.model_dump_json(exclude={"tasks", "request"}), *(read_code(tool, folder) for tool in config.tools)]
+    parts = [
+        config.model_dump_json(exclude={"tasks", "request", "images"}),
+        *(read_code(tool, folder) for tool in config.tools),
+    ]
     programs = [folder / word for server in config.mcp for word in server.command if (folder / word).is_file()]
     parts += [hashlib.sha256(program.read_bytes()).hexdigest() for program in programs]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

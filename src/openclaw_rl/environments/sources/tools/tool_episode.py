@@ -11,6 +11,7 @@ from openclaw_rl.environments.agents.chat_agent import AgentCall, ChatAgent, Cha
 from openclaw_rl.environments.sources.tools.call_matching import CallMade, ExpectedCall, is_match
 from openclaw_rl.environments.sources.tools.tool_box import ToolBroken
 from openclaw_rl.environments.sources.tools.tool_config import TextCalls
+from openclaw_rl.environments.sources.tools.tool_images import ToolImages
 from openclaw_rl.environments.sources.tools.tool_session import ToolSession
 from openclaw_rl.environments.sources.tools.tool_task import ToolTask
 from openclaw_rl.environments.sources.tools.tool_text import explain_tools, find_text_calls
@@ -44,7 +45,7 @@ class ChatFormat:
         return reply.calls
 
     def write_results(self, calls: Sequence[AgentCall], results: Sequence[CallMade]) -> list[Mapping[str, Any]]:
-        return [tool_message(call, made.result) for call, made in zip(calls, results, strict=True)]
+        return [tool_message(call, made.result, made.images) for call, made in zip(calls, results, strict=True)]
 
 
 class TextFormat:
@@ -77,10 +78,12 @@ class TextFormat:
 
 
 class ToolEpisode:
-    """One episode of a task."""
+    """One episode of a task. `images`: which images of tools the model gets."""
 
-    def __init__(self, task: ToolTask, session: ToolSession, agent: ChatAgent, form: CallFormat) -> None:
-        self._task, self._session, self._agent, self._form = task, session, agent, form
+    def __init__(
+        self, task: ToolTask, session: ToolSession, agent: ChatAgent, form: CallFormat, images: ToolImages
+    ) -> None:
+        self._task, self._session, self._agent, self._form, self._images = task, session, agent, form, images
         self._left = [ExpectedCall(tool=call.tool, arguments=call.arguments) for call in task.calls]
         self._steps: list[dict[str, Any]] = []
 
@@ -109,16 +112,19 @@ class ToolEpisode:
     async def _ask_replies(self) -> tuple[str, str | None]:
         """Return the answer and None, or an empty answer and the reason."""
         definitions = self._session.list_definitions()
-        messages = self._form.begin_messages(self._task, definitions)
+        messages, sent = self._form.begin_messages(self._task, definitions), 0
         try:
             while True:
                 reply = await self._agent.ask_reply(messages, self._form.request_tools(definitions))
+                self._images.note_ignored(reply.ignored)
                 calls = self._form.find_calls(reply)
                 results = [await self._session.answer_call(call) for call in calls]
                 self._add_step(reply, results)
                 if not calls or self._task.only_calls:
                     return reply.text, None
-                messages = [*messages, reply.message, *self._form.write_results(calls, results)]
+                shown = self._images.choose(results, sent)
+                sent += sum(len(made.images) for made in shown)
+                messages = [*messages, reply.message, *self._form.write_results(calls, shown)]
         except EpisodeOver as over:
             return "", f"no answer: {over}"
 

@@ -13,6 +13,7 @@ from jsonschema.exceptions import best_match
 
 from openclaw_rl.environments.agents.chat_agent import AgentCall
 from openclaw_rl.environments.sources.tools.answer_checks import (
+    BfclCheck,
     CallsCheck,
     DatabaseCheck,
     FileCheck,
@@ -94,7 +95,7 @@ class ToolSession:
                 name = check.name or check.kind
                 while name in scores:
                     name += "+"
-                if isinstance(check, CallsCheck):
+                if isinstance(check, CallsCheck | BfclCheck):
                     scores[name] = check.score_calls(self.calls)
                 elif isinstance(check, FileCheck | DatabaseCheck | PythonCheck):
                     scores[name] = await verifier.score_state(check, answer, self.calls)
@@ -143,14 +144,18 @@ class ToolSession:
             return CallMade(tool=call.name, arguments=None, result=text, is_error=True)
         if problem := _schema_problem(spec, arguments):
             return CallMade(tool=call.name, arguments=arguments, result=f"error: {problem}", is_error=True)
+        if call.name in self._server_tools:
+            return await self._call_server(self._server_tools[call.name], arguments)
         text, is_error = await self._run_tool(spec, arguments)
         return CallMade(tool=call.name, arguments=arguments, result=text, is_error=is_error)
 
+    async def _call_server(self, tool: ServerTool, arguments: dict[str, Any]) -> CallMade:
+        assert self._world.bridge is not None
+        seconds, characters = tool.spec.seconds or self._world.config.seconds, self._world.config.characters
+        return await self._world.bridge.call_tool(tool, arguments, seconds, characters)
+
     async def _run_tool(self, spec: ToolSpec, arguments: dict[str, Any]) -> tuple[str, bool]:
         seconds, characters = spec.seconds or self._world.config.seconds, self._world.config.characters
-        if spec.name in self._server_tools:
-            assert self._world.bridge is not None
-            return await self._world.bridge.call_tool(self._server_tools[spec.name], arguments, seconds, characters)
         if spec.kind == "python":
             return await self._owner_box.call_tool(spec.name, arguments, seconds, characters)
         if spec.kind == "interpreter":

@@ -13,7 +13,7 @@ import aiohttp
 
 from openclaw_rl.environments.agents.chat_agent import AgentCall, ChatAgent, open_agent_session
 from openclaw_rl.environments.sources.tools.answer_checks import PythonCheck
-from openclaw_rl.environments.sources.tools.bfcl_rows import is_bfcl_file, read_bfcl_tasks
+from openclaw_rl.environments.sources.tools.bfcl_rows import is_bfcl_path, read_bfcl_tasks
 from openclaw_rl.environments.sources.tools.mcp_bridge import McpBridge
 from openclaw_rl.environments.sources.tools.tool_box import ToolBroken
 from openclaw_rl.environments.sources.tools.tool_config import ToolConfig, config_digest, place_server
@@ -24,6 +24,7 @@ from openclaw_rl.environments.sources.tools.tool_episode import (
     ToolEpisode,
     score_outcome,
 )
+from openclaw_rl.environments.sources.tools.tool_images import ToolImages
 from openclaw_rl.environments.sources.tools.tool_session import ToolSession, ToolWorld
 from openclaw_rl.environments.sources.tools.tool_task import ToolTask, parse_task
 from openclaw_rl.environments.task_file import read_task_file
@@ -68,7 +69,7 @@ class ToolSetup:
 
 
 class ToolSource:
-    """Tasks from a file of JSON lines. The oracle is the task's recorded calls and answer."""
+    """Tasks from a file of JSON lines, or of BFCL. The oracle is the task's recorded calls and answer."""
 
     name = "tools"
 
@@ -77,7 +78,7 @@ class ToolSource:
 
     def load_tasks(self) -> list[EnvironmentTask]:
         """Return the tasks. Their digest covers the tools and the checkers. Raises `ConfigError`."""
-        read = read_bfcl_tasks if is_bfcl_file(self._setup.tasks) else read_task_file
+        read = read_bfcl_tasks if is_bfcl_path(self._setup.tasks) else read_task_file
         tasks = read(self._setup.tasks, self._setup.held_out_share)
         tools = config_digest(self._setup.config, self._setup.folder)
         found = []
@@ -155,6 +156,9 @@ class ToolRunner:
         """Raises `ConfigError`."""
         self._setup = setup
         self._form: CallFormat = TextFormat(setup.config.text_calls) if agent == "text" else ChatFormat()
+        self._images = ToolImages(
+            wanted=setup.config.images, problem=f"--agent {agent} sends text only" if agent == "text" else ""
+        )
         self._bridge = setup.make_bridge()
         self._http: aiohttp.ClientSession | None = None
 
@@ -183,7 +187,7 @@ class ToolRunner:
         agent = ChatAgent(self._http, ticket, self._setup.config.request)
         try:
             await _open_in_time(session)
-            return await ToolEpisode(parsed, session, agent, self._form).play(limits.seconds)
+            return await ToolEpisode(parsed, session, agent, self._form, self._images).play(limits.seconds)
         except (OpenClawError, OSError) as error:
             return void_outcome(str(error) or type(error).__name__)
         finally:
