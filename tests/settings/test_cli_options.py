@@ -43,7 +43,7 @@ READERS = {
 }
 READERS |= {f"policies {what}" for what in POLICIES}
 READERS |= {f"lessons {what}" for what in ("list", "edit", "pin", "unpin", "forget")}
-READERS |= {"data stream", "env check", "env run"}
+READERS |= {"data stream", "env check", "env run", "fireworks export", "fireworks deploy"}
 """Commands that only read or change a home."""
 
 

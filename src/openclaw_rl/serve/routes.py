@@ -33,7 +33,7 @@ from openclaw_rl.store import heartbeats
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import candidates, policies, retraining
 from openclaw_rl.store.rows import to_json
-from openclaw_rl.types import Capture, Feedback, Policy
+from openclaw_rl.types import Feedback, Policy
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +126,7 @@ class GatewayRoutes:
         item = _parse_feedback(
             decode_json(_feedback_decoder, await read_body(request, self._gateway.config.serve)), scope
         )
-        if self._gateway.config.serve.capture == Capture.REDACTED:  # whatever was captured when the reply was given
+        if self._gateway.config.serve.capture == "redacted":  # whatever was captured when the reply was given
             item = replace(item, comment=None, correction=None)
         self._gateway.disk.check()
         try:
