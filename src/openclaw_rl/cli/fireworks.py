@@ -41,7 +41,7 @@ def export_version(folder: Path, version: int | None, **options: Any) -> None:
 @fireworks_commands.command("deploy")
 @_policy_option
 @click.option("--gpus", type=click.IntRange(min=1), help="Create fireworks.deployment, with this number of GPUs.")
-@click.option("--method", help="Not for this command: it trains nothing.")
+@click.option("--method", hidden=True)  # refused: this command trains nothing
 @click.option("--wait", type=Seconds(), default=600.0, show_default=True, help="Limit of the validation.")
 @click.option("--yes", is_flag=True, help="Agree to what is sent without a question.")
 @home_options
