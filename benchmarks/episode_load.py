@@ -127,7 +127,7 @@ class EpisodeLoad:
 
     def _take_sample(self, runner: int, boxes: Collection[str]) -> RunSample:
         gateway, memory = self.gateway.process.pid, dict.fromkeys(ROLES, 0.0)
-        found = own_processes(self.scratch, boxes)
+        found = with_descendants(own_processes(self.scratch, boxes))
         for pid, command in found.items():
             memory["runner" if pid == runner else _role_of(command)] += memory_mb(pid)
         memory["gateway"] = memory_mb(gateway)
@@ -204,6 +204,32 @@ def _stop_runner(process: subprocess.Popen[bytes]) -> None:
             process.wait(_STOP_WITHIN)
         except subprocess.TimeoutExpired:
             process.kill()
+
+
+def with_descendants(found: Mapping[int, str]) -> dict[int, str]:
+    """Return processes, by id with their command lines, and all that descend from them.
+
+    A renderer of Chromium has a title in place of its environment, by which it would be found.
+    """
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(entry.name))
+    whole, waiting = dict(found), list(found)
+    while waiting:
+        for pid in children.get(waiting.pop(), ()):
+            if pid not in whole:
+                whole[pid] = _read_command(pid)
+                waiting.append(pid)
+    return whole
+
+
+def _read_command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def memory_mb(pid: int) -> float:
