@@ -43,6 +43,11 @@ def test_other_names_are_refused(site: Site, host: str, path: str) -> None:
     assert (b'"request_id"' in found) == (path == MESSAGES)
 
 
+@pytest.mark.parametrize(("name", "status"), [("attacker.example", 403), ("localhost:8000", 200)])
+def test_the_name_in_an_absolute_address_counts_as_well(site: Site, name: str, status: int) -> None:
+    assert answer(site, "localhost", f"http://{name}/healthz")[0] == status
+
+
 def test_names_can_be_allowed(start: Start) -> None:
     site = start(settings={"serve.allowed_hosts": ["Gateway.example:8000", "host.docker.internal"]})
     assert answer(site, "gateway.example")[0] == answer(site, "host.docker.internal:8000")[0] == 200

@@ -35,14 +35,20 @@ def accepted_hosts(serve: ServeConfig) -> frozenset[str] | None:
     return frozenset(map(_host_name, (*_LOOPBACK_NAMES, serve.host, *serve.allowed_hosts)))
 
 
-def check_host(headers: Mapping[str, str], accepted: frozenset[str] | None) -> None:
-    """Raise `RequestError` (403) if the Host header has no accepted name. HTTP/1.0 needs no such header."""
-    host = headers.get(hdrs.HOST)
-    if accepted is None or host is None or _host_name(host) in accepted:
+def check_host(request: web.BaseRequest, accepted: frozenset[str] | None) -> None:
+    """Raise `RequestError` (403) if the Host header or the request's absolute address has no accepted name.
+
+    HTTP/1.0 needs no such header.
+    """
+    host = request.headers.get(hdrs.HOST)
+    if accepted is None or host is None:
+        return
+    refused = next((name for name in (host, request.host or "") if _host_name(name) not in accepted), None)
+    if refused is None:
         return
     raise RequestError(
-        f"the Host header has {host[:80]!r}, which is no name of this gateway. Use 127.0.0.1 or localhost in the base "
-        "URL, or add the name to serve.allowed_hosts.",
+        f"the Host header or the address has {refused[:80]!r}, which is no name of this gateway. Use 127.0.0.1 or "
+        "localhost in the base URL, or add the name to serve.allowed_hosts.",
         code="host_not_allowed",
         status=403,
     )
