@@ -87,6 +87,7 @@ class FlakyProxy:
         asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(30)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(30)
+        self._loop.close()
 
     async def _stop(self) -> None:
         await self._runner.cleanup()
