@@ -79,7 +79,7 @@ class GatewayRoutes:
     ) -> web.StreamResponse:
         """Middleware: check the host, and convert every error to the wire format of the request's path."""
         try:
-            check_host(request.headers, self._accepted_hosts)
+            check_host(request, self._accepted_hosts)
             return preflight_response(request, self._gateway.config.serve.cors_origins) or await handler(request)
         except web.HTTPException as error:
             response = self._http_error_response(request, error)
