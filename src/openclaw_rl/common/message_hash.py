@@ -118,8 +118,9 @@ def _compose_piece(text: str) -> str:
 
 def _sort_marks(run: re.Match[str]) -> str:
     """Return the marks in canonical order: those of one combining class stay in the order in which they came."""
-    marks = (mark for character in run[0] for mark in unicodedata.normalize("NFD", character))
-    return "".join(sorted(marks, key=unicodedata.combining))
+    parts = {character: unicodedata.normalize("NFD", character) for character in set(run[0])}
+    marks = "".join(map(parts.__getitem__, run[0]))
+    return "".join(sorted(marks, key={mark: unicodedata.combining(mark) for mark in set(marks)}.__getitem__))
 
 
 @cache
