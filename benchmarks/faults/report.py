@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmarks.faults import soak, wire
 from benchmarks.faults.runner import FaultResult, PlanResult
 from benchmarks.faults.soak import SoakSample
-from benchmarks.wire_attacks import AttackResult, table_head, table_row
+from benchmarks.wire_attacks import AttackResult
 
 from openclaw_rl.evals.plots import markdown_table
 
@@ -51,9 +51,8 @@ class RunReport:
         """Return all tables."""
         parts = [f"`{self.command}`", self._fault_table(), self._sums(), self._violation_list()]
         if self.attacks:
-            rows = "\n".join(table_row(attack) for attack in self.attacks)
             broken = [f"- {a.name}: {line}" for a in self.attacks for line in wire.find_violations(a)]
-            parts += [f"{table_head()}\n{rows}", "\n".join(broken)]
+            parts += [_attack_table(self.attacks), "\n".join(broken)]
         if self.samples:
             parts += [_soak_table(self.samples), "\n".join(f"- soak: {v}" for v in soak.find_violations(self.samples))]
         parts.append("\n".join(f"- not run: {row}. Reason: {why}" for row, why in self.skipped.items()))
@@ -97,6 +96,24 @@ def _fault_row(name: str, results: Sequence[FaultResult]) -> tuple[str, ...]:
         f"{statistics.median(recoveries):.1f} s",
         f"{max(recoveries):.1f} s",
         str(sum(len(r.violations) for r in results)),
+    )
+
+
+def _attack_table(attacks: Sequence[AttackResult]) -> str:
+    head = ("attack", "times", "the attacker got, the first time", "others: longest wait", "median", "failed", "memory")
+    names = list(dict.fromkeys(attack.name for attack in attacks))
+    return markdown_table(head, [_attack_row(name, [a for a in attacks if a.name == name]) for name in names])
+
+
+def _attack_row(name: str, attacks: Sequence[AttackResult]) -> tuple[str, ...]:
+    return (
+        name,
+        str(len(attacks)),
+        attacks[0].answer,
+        f"{max(a.longest for a in attacks):.2f} s",
+        f"{1000 * statistics.median(a.median for a in attacks):.0f} ms",
+        f"{sum(a.failures for a in attacks)} of {sum(a.requests for a in attacks)}",
+        f"{max(a.growth for a in attacks):+.0f} MB",
     )
 
 
