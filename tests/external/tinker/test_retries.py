@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,7 +54,7 @@ def test_a_reply_and_a_step_come_through_errors(
 
 
 def test_requests_without_an_answer_end_and_are_one_line(settings: Settings, proxy: FlakyProxy, tmp_path: Path) -> None:
-    config = settings(**{"tinker.url": proxy.url, "tinker.call_timeout": 15.0, "tinker.connect_timeout": 15.0})
+    config = settings(**{"tinker.url": proxy.url, "tinker.call_timeout": 60.0})
     trainer = make_trainer(config)
     one = trainer.step(BATCH, str(tmp_path / "000001-a"))
     trainer.load(folder=one.folder, memory=one.memory)
@@ -64,13 +63,13 @@ def test_requests_without_an_answer_end_and_are_one_line(settings: Settings, pro
         await collect(engine, call(PROMPT, version=0, max_tokens=2, seed=3))
         proxy.begin_trouble("hang", every=1)
         began = time.monotonic()
-        with pytest.raises(EngineGone, match="gave no answer within 15 s") as caught:
+        with pytest.raises(EngineGone, match="gave no answer within 60 s") as caught:
             await collect(engine, call(PROMPT, version=0, max_tokens=2, seed=3))
         assert "\n" not in str(caught.value)
-        with pytest.raises(TrainerAbsent, match="within 15 s"):
+        with pytest.raises(TrainerAbsent, match="within 60 s"):
             await asyncio.to_thread(trainer.step, BATCH, str(tmp_path / "000002-b"))
-        assert time.monotonic() - began < 60
-        threading.Timer(3.0, proxy.end_trouble).start()
+        assert time.monotonic() - began < 200
+        proxy.end_trouble()
         reply = await collect(engine, call(PROMPT, version=0, max_tokens=2, seed=3))
         assert len(reply.token_ids) == 2
 
