@@ -71,6 +71,8 @@ def test_commands_that_read_a_home_have_only_the_options_that_they_use(name: str
         "policies promote": MOVE_OPTIONS,
         "data export": {"--session", "--since", "--format", "--redact"},
         "data stream": {"--name"},
+        "fireworks export": {"--policy"},
+        "fireworks deploy": {"--policy", "--gpus", "--method", "--wait", "--yes"},
         "env check": PROGRAM_OPTIONS | {"--oracle", "--nop"},
         "env run": PROGRAM_OPTIONS
         | {"--group", "--split", "--epochs", "--max-steps", "--seed", "--run", "--agent", "--unchecked", "--json"},

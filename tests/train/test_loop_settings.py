@@ -111,7 +111,7 @@ def test_the_debug_log_names_the_turns_of_a_batch(
 ) -> None:
     caplog.set_level("DEBUG", logger="openclaw_rl.train")
     run_loop({"max_steps": 1})
-    assert "batch for version 1: chatcmpl-" in caplog.text
+    assert "batch for version 1: ['chatcmpl-" in caplog.text
 
 
 def test_nothing_else_changes_it(run_loop: Callable[[dict[str, Any]], Result]) -> None:

@@ -181,7 +181,7 @@ def test_an_empty_reply_is_an_empty_message(site: Site) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_goes_away_cancels(start: Start, stream: bool) -> None:
     site = start(delay=0.02)
-    ids = site.script.say("one two three " * 20)
+    ids = site.script.say("one two three " * 200)
 
     async def leave() -> None:
         async with site.async_client() as client:
@@ -193,7 +193,7 @@ def test_a_client_that_goes_away_cancels(start: Start, stream: bool) -> None:
                 await answer.close()
                 return
             with pytest.raises(openai.APITimeoutError):
-                await client.with_options(timeout=0.2).responses.create(model=MODEL, input="hi")
+                await client.with_options(timeout=1.5).responses.create(model=MODEL, input="hi")
 
     asyncio.run(leave())
     kept = site.ended(site.last().request.id).reply
