@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,7 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from openclaw_rl.common.policy_digest import ADAPTER_CONFIG, ADAPTER_WEIGHTS, digest_of_folder
+from openclaw_rl.common.policy_digest import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    digest_of_folder,
+    find_damage,
+    hash_folder,
+)
 from openclaw_rl.doctor import random_adapter
 from openclaw_rl.engines import adapter_file
 from openclaw_rl.errors import EngineError
@@ -31,6 +38,16 @@ def test_an_adapter_of_the_double_is_a_real_one(tmp_path: Path) -> None:
     assert {n: t.tolist() for n, t in by_the_library.items()} == {
         f"base_model.model.nothing.lora_{side}.weight": [[2.5]] for side in "AB"
     }
+
+
+def test_a_pipe_in_the_place_of_a_file_is_damage_and_is_not_read(tmp_path: Path) -> None:
+    write_adapter(tmp_path)
+    digest, files = hash_folder(tmp_path)
+    assert find_damage(tmp_path, digest, files) is None
+    (tmp_path / ADAPTER_WEIGHTS).unlink()
+    os.mkfifo(tmp_path / ADAPTER_WEIGHTS)
+    for known in (files, {}):
+        assert str(find_damage(tmp_path, digest, known)).startswith(f"{ADAPTER_WEIGHTS} is a pipe")
 
 
 def test_the_digest_depends_on_every_byte_and_on_names(tmp_path: Path) -> None:

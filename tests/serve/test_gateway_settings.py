@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from tests.serve.conftest import KEY, Http, Start
 
 from openclaw_rl.common.sockets import free_port
-from openclaw_rl.errors import OpenClawError
+from openclaw_rl.errors import GrammarError, OpenClawError
 from openclaw_rl.serve.app import run
 from openclaw_rl.settings.load import from_flat
 from openclaw_rl.store.db import Store
@@ -52,6 +53,31 @@ def test_redacted_capture_stores_no_words_about_earlier_replies(start: Start) ->
     with other.store.read() as conn:
         stored = conn.exec_driver_sql("SELECT score, comment, correction FROM feedback").one()
     assert tuple(stored) == (-1, None, None)
+
+
+def test_redacted_capture_keeps_no_words_beside_the_text(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    """Those of a session's name, of an outcome's reason, and in the log, of an error that quotes the request."""
+    caplog.set_level("DEBUG", logger="openclaw_rl.serve")
+    site = start(settings={"serve.capture": "redacted"})
+    headers = {"Authorization": f"Bearer {KEY}", "X-Session-Id": "quixotic"}
+    for refusal in (None, GrammarError("Invalid type: zephyr")):
+        site.engine.refuse = refusal
+        body = {"messages": [USER], "response_format": {"type": "json_object"}}
+        assert site.http.post("/v1/chat/completions", body, headers).status_code == (400 if refusal else 200)
+    opened = {"task": "t", "group": {"id": "g", "size": 1}}
+    site.http.send("PUT", "/v1/episodes/e", json.dumps(opened).encode())
+    outcome = {"status": "void", "reason": "they spoke of zephyrs"}
+    assert site.http.post("/v1/episodes/e/outcome", outcome).json()["reason"] is None
+    with site.store.read() as conn:
+        sessions = set(conn.exec_driver_sql("SELECT session FROM exchanges").scalars())
+    assert len(sessions) == 1, "the same session has the same id"
+    assert "failed" in caplog.text
+    site.close()
+    raw = b"".join(file.read_bytes() for file in site.config.home_dir.rglob("*") if file.is_file())
+    assert b"redacted-" in raw
+    for word in ("quixotic", "zephyr"):
+        assert word not in caplog.text
+        assert word.encode() not in raw
 
 
 @pytest.mark.parametrize(("patterns", "count"), [((), 2), (("^clock: .*$",), 1)])

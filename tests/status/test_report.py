@@ -124,6 +124,12 @@ def test_each_reason_of_the_sampling_has_a_cure(sampling: dict[str, Any]) -> Non
     assert any(reason.startswith(start) for start in CURES)
 
 
+def test_the_size_of_a_folder_with_a_link_that_leads_to_itself(tmp_path: Path) -> None:
+    (tmp_path / "weights").write_bytes(b"1234567")
+    (tmp_path / "loop").symlink_to("loop")
+    assert folder_size(tmp_path) == 7
+
+
 def test_the_size_of_a_folder_whose_versions_are_removed_meanwhile(tmp_path: Path) -> None:
     """The trainer removes old versions while `status` counts."""
     (tmp_path / "kept").write_bytes(b"x" * 7)

@@ -191,6 +191,11 @@ def openclaw_session(message: Message) -> tuple[str, str] | None:
     return (found[-1]["session"], found[-1]["agent"]) if found else None
 
 
+def hash_session(session: str) -> str:
+    """Return the id under which a redacted exchange stores its session: the same for the same session."""
+    return "redacted-" + blake2b(session.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
 def _canonical_arguments(raw: Any) -> str:
     """Return tool arguments as canonical JSON; text that is not JSON is only normalised."""
     if isinstance(raw, str):

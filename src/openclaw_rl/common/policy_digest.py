@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from errno import EIO, ELOOP, ENOENT
 from hashlib import file_digest, sha256
 from pathlib import Path
+from stat import S_ISDIR, S_ISREG
 
 from openclaw_rl.common.progress import record_progress
 
@@ -85,6 +86,9 @@ def find_damage(folder: str | Path, digest: str, files: FileDigests, *, skip: Co
     may pass, such as too many open files, and if the folder that all versions are in is missing.
     """
     try:
+        for path in visible_files(folder):
+            if not S_ISREG(mode := path.stat().st_mode) and not S_ISDIR(mode):
+                return f"{path.name} is a pipe, a socket or a device, expected a file"  # reading it may never end
         if not files:
             found = digest_of_folder(folder)
             return None if found == digest else f"the weights have digest {found[:12]}, expected {digest[:12]}"

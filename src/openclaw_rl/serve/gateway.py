@@ -182,14 +182,15 @@ class Gateway:
     ) -> Request:
         """Return the record of a request that this version answers. Its first message may state session and agent."""
         session, agent = prompt.history.origin or (None, "")
+        session, capture = ask.session or session, Capture(self.config.serve.capture)
         return Request(
             id=f"{ask.id_prefix}{_id_generator.getrandbits(112):028x}",
             scope=caller.scope,
             agent=ask.agent or agent,
             user=ask.user,
-            session=ask.session or session,
+            session=message_hash.hash_session(session) if session and capture is Capture.REDACTED else session,
             kind=ask.kind,
-            capture=Capture(self.config.serve.capture),
+            capture=capture,
             session_done=ask.session_done,
             episode=caller.episode,
             dialect=ask.dialect,

@@ -30,7 +30,7 @@ from openclaw_rl.serve.reply_accumulator import ReplyAccumulator
 from openclaw_rl.serve.structured_output import grammar_error
 from openclaw_rl.serve.version_manager import VersionManager
 from openclaw_rl.settings.load import Config
-from openclaw_rl.types import Chunk, ExchangeStatus, Generation, Request
+from openclaw_rl.types import Capture, Chunk, ExchangeStatus, Generation, Request
 
 log = logging.getLogger(__name__)
 
@@ -263,7 +263,8 @@ class InflightReply:
     async def _record_end(self, status: ExchangeStatus, error: str) -> None:
         """Record an end with a status other than DONE."""
         self._settled = True
-        log.debug("%s: %s: %s", self._request.id, status.value, error)
+        shown = "" if self._request.capture is Capture.REDACTED else f": {error}"  # it may quote the request
+        log.debug("%s: %s%s", self._request.id, status.value, shown)
         message = self.stored_message
         mark = self._context.prompt_builder.mark_reply(self._prompt.history, message, len(self._request.messages))
         try:

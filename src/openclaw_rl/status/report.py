@@ -321,11 +321,11 @@ def _format_number(value: Any) -> str:
 
 
 def folder_size(folder: Path) -> int:
-    """Return the bytes of all files below a folder. What is removed meanwhile does not count."""
+    """Return the bytes of all files below a folder. What is removed meanwhile or cannot be read does not count."""
     sizes = 0
     for place, _, names in os.walk(folder):  # unlike Path.rglob, it passes over a folder that is gone
         for name in names:
-            with suppress(FileNotFoundError):
+            with suppress(OSError):
                 sizes += (Path(place) / name).stat().st_size
     return sizes
 

@@ -104,6 +104,8 @@ class EpisodeHandler:
         scope = await self._keys.authenticate(request)
         raw = await read_body(request, self._gateway.config.serve)
         end = _parse_outcome(request.match_info["id"], decode_json(_outcome_decoder, raw), scope)
+        if self._gateway.config.serve.capture == "redacted":
+            end = replace(end, reason=None)
         self._gateway.disk.check()
         await self._gateway.writer.put(end)
         async with self._lock:
