@@ -53,13 +53,7 @@ def request_body(
         "model": model,
         "prompt": [int(i) for i in prompt],
         "max_tokens": limit,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
         "top_k": sampling.top_k,
-        "min_p": sampling.min_p,
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
-        "repetition_penalty": 1.0,
         "stop_token_ids": list(stop),
         "ignore_eos": True,
         "logprobs": top,
@@ -69,6 +63,19 @@ def request_body(
     }
     if sampling.min_tokens:
         made["min_tokens"] = sampling.min_tokens
+    return made | sampling_fields(sampling)
+
+
+def sampling_fields(sampling: Sampling) -> dict[str, Any]:
+    """Return the sampling values that servers name alike. All are given, because a model may have its own defaults."""
+    made: dict[str, Any] = {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "repetition_penalty": 1.0,
+    }
     if sampling.seed is not None:
         made["seed"] = sampling.seed
     if sampling.logit_bias:

@@ -76,29 +76,18 @@ def check_sampling(sampling: Sampling, top_logprobs: int) -> None:
 def request_body(
     model: str, prompt: Ids | Sequence[int], sampling: Sampling, *, limit: int = 1, top: int = 0
 ) -> dict[str, Any]:
-    """Return a request body. Each sampling value is given, because a model may have defaults of its own."""
-    made: dict[str, Any] = {
+    """Return a request body."""
+    return completions_api.sampling_fields(sampling) | {
         "model": model,
         "prompt": [int(i) for i in prompt],
         "max_tokens": limit,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
         "top_k": max(sampling.top_k, 0),
-        "min_p": sampling.min_p,
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
-        "repetition_penalty": 1.0,
         "ignore_eos": True,
         "logprobs": True,
         "top_logprobs": top,
         "return_token_ids": True,
         "context_length_exceeded_behavior": "error",
     }
-    if sampling.seed is not None:
-        made["seed"] = sampling.seed
-    if sampling.logit_bias:
-        made["logit_bias"] = {str(i): b for i, b in sampling.logit_bias.items()}
-    return made
 
 
 def decode_event(raw: bytes) -> CompletionResponse:
@@ -149,7 +138,8 @@ def echoed_logprobs(answer: Any, response_ids: Ids) -> list[float]:
     """Return [R] of the end of the prompt, from a request with `echo_last` R. Raises `EngineError`."""
     choice = completions_api.single_choice(answer)
     wanted, found = [int(i) for i in response_ids], completions_api.token_ids_of(choice)[: len(response_ids)]
-    logprobs = (choice.logprobs.token_logprobs if choice.logprobs is not None else [])[: len(wanted)]
-    if found != wanted or any(value is None or not math.isfinite(value) for value in logprobs):
+    given = (choice.logprobs.token_logprobs if choice.logprobs is not None else [])[: len(wanted)]
+    logprobs = [float(value) for value in given if value is not None and math.isfinite(value)]
+    if found != wanted or len(logprobs) != len(wanted):
         raise EngineError(f"Fireworks scored the tokens {found[:8]}, expected {wanted[:8]} with a log-probability each")
-    return [float(value or 0.0) for value in logprobs]
+    return logprobs
