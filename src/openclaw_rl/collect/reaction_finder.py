@@ -46,7 +46,7 @@ class ReactionFinder:
 
     def _without_client_texts(self, marks: tuple[Mark, ...]) -> tuple[tuple[Mark, ...], bytes | None]:
         """Return the marks of what a person or a tool wrote, and their signature."""
-        if self._signed is None or self._signed[0] is not marks:  # replies before the same side calls share a tuple
+        if self._signed is None or self._signed[0] is not marks:  # several replies may have one tuple
             messages = self._request.messages
             kept = tuple(m for m in marks if not (messages and self._sides.is_client_text(messages[m.index])))
             self._signed = marks, (kept, reaction_signature(kept))

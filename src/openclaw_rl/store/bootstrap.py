@@ -26,7 +26,7 @@ POLICIES_FOLDER = "policies"
 _FOLDER_NAME = re.compile(r"(\d{6,})-[0-9a-f]{8}")
 _LOG_CHECKS = 4
 _OTHER_TABLES = re.compile(r"^no such (table|column)|^duplicate column|^(table|index|there is).* already")
-"""What SQLite says if the store does not have the tables of its schema number."""
+"""Messages of SQLite about a store that does not have the tables of its schema number."""
 _MESSAGES = {
     sqlite3.SQLITE_CORRUPT: "the file is damaged. Stop everything, keep a copy, and restore a backup "
     "(or save what can be read with `sqlite3 FILE .recover`).",

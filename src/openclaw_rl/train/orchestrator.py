@@ -207,7 +207,8 @@ class TrainLoop:
         """Do the next piece of the examination. Return False if it waits. Raises `StaleLease`."""
         decided = self._examiner.examine(candidate, head)
         self.note = self._examiner.note
-        self._next_check *= not self._examiner.polls
+        if self._examiner.polls:
+            self._next_check = 0.0
         if decided is None:
             return self._examiner.has_worked
         with self._store.read() as conn:
@@ -322,9 +323,8 @@ class TrainLoop:
         self._drop_counts["dropped/stale"] += int(result.metrics.get("dropped/stale", 0))
         self._replays.mark_unfit(again := result.dropped.keys() - fresh)
         self._drop_turns(reasons := {turn: result.dropped.get(turn, NO_GRADIENT_REASON) for turn in sorted(fresh)})
-        self._reporter.report_skipped_batch(
-            head, reasons, dict(result.metrics) | {"replays/passed_over": float(len(again))}, self._clock()
-        )
+        metrics = dict(result.metrics) | {"replays/passed_over": float(len(again))}
+        self._reporter.report_skipped_batch(head, reasons, metrics, self._clock())
         self._ledger.skip_batch()
 
     def _record_failure(
@@ -366,7 +366,8 @@ class TrainLoop:
         policy = step.make_policy(storable_metrics(metrics, self._engine), reason, self._clock())
         uses = make_uses(step.version, step.trained, step.earlier_uses)
         lease, is_examined = self._keeper.require_lease(), self._examiner.is_active and not self._ledger.is_active
-        record = policies.reject if reason else candidates.add_candidate if is_examined else policies.publish
+        success = candidates.add_candidate if is_examined else policies.publish
+        record = policies.reject if reason else success
         with self._store.write() as conn:
             record(conn, lease, policy, uses, self._clock(), lease_now=self._keeper.clock())
             record_credit(conn, policy.version, step.result.credit)
@@ -390,8 +391,7 @@ class TrainLoop:
             metrics = step.collect_metrics(conn, self._drop_counts + Counter(counts)) | self._ledger.metrics
             metrics["seconds/batch"], self._ended = (now := time.perf_counter()) - self._began, now
             if self._eval_every is not None and int(metrics.get("step", 0)) % self._eval_every == 0:
-                line = policies.lineage(conn, step.head.version)
-                metrics |= satisfaction_metrics(conn, line[: self._eval_every])
+                metrics |= satisfaction_metrics(conn, policies.lineage(conn, step.head.version)[: self._eval_every])
         return metrics
 
     def _drop_turns(self, reasons: Mapping[str, str]) -> None:

@@ -14,7 +14,7 @@ from openclaw_rl.types import Generation, Message
 IMAGE_TYPE = "image"
 """Type of a content part that stands for an image."""
 UNSEEN_IMAGES = "images in tool results (this model cannot see them)"
-"""What the response header `X-OpenClaw-Ignored` says where text takes the place of images."""
+"""Value of the response header `X-OpenClaw-Ignored` if the model got text in place of images."""
 
 
 def digest_part(sha256: str, media_type: str, size: tuple[int, int]) -> dict[str, Any]:

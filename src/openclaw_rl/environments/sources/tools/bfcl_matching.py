@@ -120,7 +120,7 @@ def _is_equal_object(value: Any, alternative: Any) -> bool:
 
 
 def _plain_items(values: Sequence[Any]) -> list[Any]:
-    """Return the items with plain texts; of "", which stands for a list that is left out, none."""
+    """Return the items, texts among them as plain texts. The alternative "" (left out) has no items."""
     return [_plain_item(one) for one in values]
 
 
