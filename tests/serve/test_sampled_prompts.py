@@ -283,6 +283,17 @@ def test_a_marked_prompt_is_spliced_at_the_right_places(site: Site) -> None:
     assert decoded(site, fourth) == remove_marks(site.renderer.text(fourth.request.messages, TOOLS))
 
 
+def test_a_control_token_that_the_model_sampled_stays_when_the_prompt_is_rendered_again(site: Site) -> None:
+    """The client is sent the reply without it; the prompt is rendered again because lessons or context changed."""
+    stop, start_token = site.renderer.stop_token_ids[0], site.renderer.tokenizer.special_ids["<|im_start|>"]
+    site.script.ids = [start_token, *site.renderer.tokenizer.encode("It is sunny.").tolist(), stop]
+    reply, first = ask(site, [USER, PASSING])
+    assert reply["content"] == "It is sunny."
+    _, second = ask(site, [USER, reply, USER])
+    assert holds(second, first)
+    assert not goes_on(second, first)
+
+
 def test_the_continued_text_and_variables_are_text(start: Start) -> None:
     site = start("qwen3")
     begun = {"role": "assistant", "content": "So <think> it <|im_end|>"}

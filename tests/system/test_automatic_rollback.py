@@ -6,6 +6,7 @@ import json
 import threading
 from pathlib import Path
 
+from sqlalchemy import Connection
 from tests.system.test_parked import readiness, talk, wait_for
 from tests.system.test_words import run
 
@@ -18,8 +19,8 @@ from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, post_json
 from openclaw_rl.types import PolicyState
 
 SETTINGS = {"train.method": "binary", "train.batch.min_turns": 8, "train.batch.max_turns": 8}
-DISLIKED = 3
-"""People dislike this version and all after it, until it has been rolled back."""
+FIRST_DISLIKED = 3
+"""People dislike the first live version from here on and all after it, until it has been rolled back."""
 
 
 class KeenClient:
@@ -28,6 +29,7 @@ class KeenClient:
     def __init__(self, system: SubprocessSystem, store: Store) -> None:
         self.system, self.store = system, store
         self.failures: list[str] = []
+        self.disliked: int | None = None  # the version from which on they dislike
         self.disliked_turns = 0
         self.stopped = threading.Event()
         self.thread = threading.Thread(target=self._talk)
@@ -41,8 +43,9 @@ class KeenClient:
                 id_ = talk(self.system, f"What is {number} plus 3?")
                 with self.store.read() as conn:
                     version = exchanges.get_many(conn, [id_])[id_].request.version
-                    [disliked] = [p.state for p in policies.get_many(conn, [DISLIKED])] or [None]
-                bad = disliked is PolicyState.LIVE and version >= DISLIKED
+                    if self.disliked is None and version >= FIRST_DISLIKED and is_live(conn, version):
+                        self.disliked = version
+                    bad = self.disliked is not None and version >= self.disliked and is_live(conn, self.disliked)
                 self.disliked_turns += bad
                 post_json(self.system, "/v1/feedback", {"id": id_, "score": -1 if bad else 1})
             except (OpenClawError, OSError) as error:
@@ -53,18 +56,23 @@ class KeenClient:
         self.thread.join()
 
 
+def is_live(conn: Connection, version: int) -> bool:
+    policy = policies.get(conn, version)
+    return policy is not None and policy.state is PolicyState.LIVE
+
+
 def last_move(store: Store) -> policy_marks.HeadMove | None:
     with store.read() as conn:
         return policy_marks.last_head_move(conn)
 
 
-def check_reports(config: Config, reason: str) -> None:
+def check_reports(config: Config, reason: str, version: int) -> None:
     home = ("--home", str(config.home_dir))
     status = json.loads(run("status", *home, "--json").stdout)
     assert status["automatic_rollback"]["reason"] == reason
     assert "satisfaction fell" in status["troubles"]
     assert reason in " ".join(run("doctor", "--troubles", *home).stdout.split())
-    assert f"v{DISLIKED}: {reason}" in " ".join(run("policies", "list", *home).stdout.split())
+    assert f"v{version}: {reason}" in " ".join(run("policies", "list", *home).stdout.split())
 
 
 def test_a_disliked_version_is_rolled_back_while_people_talk(tmp_path: Path) -> None:
@@ -75,15 +83,16 @@ def test_a_disliked_version_is_rolled_back_while_people_talk(tmp_path: Path) -> 
             move = wait_for(lambda: last_move(store))
             wait_for(lambda: readiness(system)["version"] == move.to)
             assert readiness(system)["ready"]
-            check_reports(config, move.reason)
+            assert client.disliked is not None
+            check_reports(config, move.reason, client.disliked)
             newest = wait_for(lambda: (v := readiness(system)["version"]) > move.old and v)
         finally:
             client.stop()
         with store.read() as conn:
-            assert policies.get(conn, newest).state is PolicyState.LIVE  # type: ignore[union-attr]
-            assert DISLIKED not in policies.lineage(conn, newest)
+            assert is_live(conn, newest)
+            assert client.disliked not in policies.lineage(conn, newest)
     assert client.failures == []
     assert move.automatic
-    assert move.to < DISLIKED <= move.old
+    assert move.to < client.disliked <= move.old
     assert "satisfaction fell from 1.00 of " in move.reason
     assert client.disliked_turns <= 20, "within about a batch of turns, and those that ran meanwhile"

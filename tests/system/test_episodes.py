@@ -76,16 +76,21 @@ class Owner:
 
 
 def kill_workers(path: Path, stop: threading.Event, killed: Counter[str], rng: random.Random) -> None:
-    """Kill the gateway, the collector, the judge and the trainer in turn, at random moments."""
+    """Kill the gateway, the collector, the judge and the trainer in turn, at random moments.
+
+    Each gets through one iteration first: a row on which a worker has died twice is set aside, and its episode is void.
+    """
     names = ["collect", "train", "gateway", "judge"]
+    first_beats: dict[int, float] = {}  # by pid
     with Store.open(path) as store:
         while not stop.wait(rng.uniform(0.2, 1.0)):
             name = names[sum(killed.values()) % len(names)]
             with store.read() as conn:
-                pid = next((beat.pid for beat in heartbeats.read_heartbeats(conn) if beat.name == name), None)
-            if pid is not None:
+                running = [beat for beat in heartbeats.read_heartbeats(conn) if beat.state == heartbeats.RUNNING]
+            beat = next((beat for beat in running if beat.name == name), None)
+            if beat is not None and first_beats.setdefault(beat.pid, beat.at) < beat.at:
                 try:
-                    os.kill(pid, signal.SIGKILL)
+                    os.kill(beat.pid, signal.SIGKILL)
                     killed[name] += 1
                 except ProcessLookupError:
                     continue

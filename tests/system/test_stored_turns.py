@@ -132,8 +132,8 @@ def test_the_next_prompt_has_the_stored_response_token_for_token(
         for exchange in by_id.values():
             turn = turns.get(conn, exchange.request.id)
             parent = by_id.get(turn.parent) if turn and turn.parent else None
-            if parent is None or parent.reply is None:
-                continue
+            if parent is None or parent.reply is None or not parent.reply.message.get("content"):
+                continue  # an empty reply has no place in a prompt that is rendered again
             prompt, response = exchange.request.prompt_ids, parent.reply.response_ids
             if parent.request.lessons:
                 assert response.tobytes() in prompt.tobytes()

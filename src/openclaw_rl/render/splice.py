@@ -22,15 +22,23 @@ _MARK_PATTERN = re.compile(re.escape(LITERAL_MARK))
 class SampledReply:
     """A sampled reply without its final stop token. `reasoning`: as it was sent to the client."""
 
-    def __init__(self, ids: Ids, reasoning: str, tokens: CachedTokenizer) -> None:
+    def __init__(self, ids: Ids, reasoning: str, detokenizer: Detokenizer) -> None:
         self.ids = ids  # [R]
         self.reasoning = reasoning
-        self._tokens = tokens
+        self._detokenizer = detokenizer
 
     @cached_property
-    def text(self) -> str:
-        """Decoded text of the reply. It is spliced only where the rendered prompt has exactly this text."""
-        return str(self._tokens.backend.decode(self.ids.tolist(), skip_special_tokens=False))
+    def texts(self) -> tuple[str, ...]:
+        """Texts of the reply. It is spliced only where the rendered prompt has exactly one of them.
+
+        The second one, if it differs, is without the control tokens that a client is not sent.
+        """
+        whole = str(self._detokenizer.tokenizer.decode(self.ids.tolist(), skip_special_tokens=False))
+        if self._detokenizer.skipped_ids.isdisjoint(self.ids.tolist()):
+            return (whole,)
+        stream = self._detokenizer.new_stream()
+        sent = stream.push(self.ids.tolist()) + stream.flush()
+        return (whole, sent) if sent else (whole,)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -40,7 +48,7 @@ class ReplySplicer:
     """Find sampled replies in prompts. `anchors`: texts that the template writes directly before a reply."""
 
     def __init__(self, tokens: CachedTokenizer, detokenizer: Detokenizer, anchors: Sequence[str]) -> None:
-        self._tokens = tokens
+        self._tokens, self._detokenizer = tokens, detokenizer
         self._anchors = tuple(anchors) if tokens.is_segmented and detokenizer.is_context_free else ()
 
     def make_sampled_reply(self, response_ids: Ids, reasoning: str, stops: Collection[int]) -> SampledReply | None:
@@ -48,7 +56,7 @@ class ReplySplicer:
             return None
         ended = len(response_ids) > 0 and int(response_ids[-1]) in stops
         ids = response_ids[:-1] if ended else response_ids
-        return SampledReply(np.array(ids, dtype=np.int32), reasoning, self._tokens) if len(ids) else None
+        return SampledReply(np.array(ids, dtype=np.int32), reasoning, self._detokenizer) if len(ids) else None
 
     def splice(self, text: str, replies: Sequence[SampledReply]) -> list[PromptPiece]:
         if not replies:
@@ -59,13 +67,17 @@ class ReplySplicer:
         spots = self._reply_starts(text)
         for reply in replies:
             for n, at in enumerate(spots):
-                end = unmarked.find_end(reply.text, at)
-                # A special token must follow, so that the reply's last tokens are independent.
-                if end is not None and self._tokens.is_special_at(text, end):
+                if (end := self._find_end(text, unmarked, reply, at)) is not None:
                     pieces += [text[place:at], reply.ids]
                     place, spots = end, [later for later in spots[n + 1 :] if later >= end]
                     break
         return [*pieces, text[place:]]
+
+    def _find_end(self, text: str, unmarked: _UnmarkedText, reply: SampledReply, at: int) -> int | None:
+        """Return where the reply ends if it starts at `at`, else None."""
+        ends = (unmarked.find_end(said, at) for said in reply.texts)
+        # A special token must follow, so that the reply's last tokens are independent.
+        return next((end for end in ends if end is not None and self._tokens.is_special_at(text, end)), None)
 
     def _reply_starts(self, text: str) -> list[int]:
         """Return the sorted offsets at which a reply can start."""
