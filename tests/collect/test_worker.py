@@ -25,7 +25,7 @@ from openclaw_rl.store import heartbeats, turns
 from openclaw_rl.types import TurnState
 
 HERE = Path(__file__).parent.parent.parent
-WITHIN = 20.0  # seconds
+WITHIN = 60.0  # seconds
 
 
 def config_for(home: Path, **flat: object) -> Config:

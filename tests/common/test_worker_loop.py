@@ -27,7 +27,7 @@ def run_until(done: Callable[[], bool], work: Callable[[], object], beat: WriteH
     async def main() -> None:
         stop = asyncio.Event()
         task = asyncio.create_task(run_worker_loop(work, beat, stop, poll=0.01))
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while not done() and not task.done():
             assert time.monotonic() < end
             await asyncio.sleep(0.01)

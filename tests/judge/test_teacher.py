@@ -27,7 +27,7 @@ from openclaw_rl.testing import ScriptedJudge
 from openclaw_rl.types import Feedback, Verdict
 
 BAD = Verdict(turn="t", revision=1, judge="rules@1", score=-1, hints=("Keep answers short.",), reason="said so", at=1.0)
-WITHIN = 20.0
+WITHIN = 60.0
 
 
 def hint(words: str | None) -> str:

@@ -224,7 +224,7 @@ class Site:
         return policy
 
 
-def wait_for(get: Callable[[], Any], good: Callable[[Any], bool], seconds: float = 5.0) -> Any:
+def wait_for(get: Callable[[], Any], good: Callable[[Any], bool], seconds: float = 30.0) -> Any:
     until = time.monotonic() + seconds
     while not good(value := get()):
         assert time.monotonic() < until, f"not within {seconds} s: {value!r}"

@@ -65,7 +65,7 @@ COLLAPSED = "scores collapsed near the middle"
 # --------------------------------------------------------------------------------------------------------------- judges
 
 
-def drained(config: Config, store: Store, judge: Judge | None = None, *, within: float = 30.0) -> float:
+def drained(config: Config, store: Store, judge: Judge | None = None, *, within: float = 120.0) -> float:
     """Seconds until the judge's room has judged every turn that waits."""
 
     async def go() -> float:

@@ -103,8 +103,8 @@ def _turn(store: Store, id_: str) -> Turn:
 
 
 def _waited(get: Callable[[], _T], good: Callable[[_T], bool]) -> _T:
-    until = time.monotonic() + 30
+    until = time.monotonic() + 120
     while not good(value := get()):
-        assert time.monotonic() < until, f"not within 30 s: {value!r}"
+        assert time.monotonic() < until, f"not within 120 s: {value!r}"
         time.sleep(0.05)
     return value

@@ -71,7 +71,7 @@ def wait_for(path: Path, process: subprocess.Popen[str], seconds: float = 30.0) 
 def rescue(store: Store, builder: SampleBuilder, home: Path) -> TrainLoop:
     """Another trainer, which takes over as soon as the lease is free."""
     loop = TrainLoop(store, ScriptedTrainer(), builder, train_settings({"safety.lease_ttl": 30.0}), home / "policies")
-    give_up = time.monotonic() + 20
+    give_up = time.monotonic() + 60
     while not loop.run_once():
         assert time.monotonic() < give_up, loop.note
         time.sleep(0.05)
