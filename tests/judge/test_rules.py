@@ -139,6 +139,14 @@ def test_a_bad_file_is_named_with_the_rule_and_what_was_expected(tmp_path: Path,
     assert str(file) in str(caught.value)
 
 
+def test_aliases_that_stand_for_billions_of_texts_fill_no_error(tmp_path: Path) -> None:
+    file, levels = tmp_path / "mine.yaml", [f"x{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10)]
+    file.write_text("\n".join(["version: 1", "rules:", "- {name: &a0 a}", "parts:", *(f"  {line}" for line in levels)]))
+    with pytest.raises(ConfigError, match="`parts`: expected a mapping from names to patterns") as caught:
+        RulesJudge.load(file)
+    assert len(str(caught.value)) < 10_000
+
+
 def test_a_missing_file_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"judge\.rules_path"):
         RulesJudge.load(tmp_path / "none.yaml")

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from openclaw_rl.common.assets import ASSETS
 from openclaw_rl.errors import ConfigError
+from openclaw_rl.settings.strict_yaml import read_yaml
 
 _SHIPPED = ASSETS / "evals" / "probes.yaml"
 
@@ -33,8 +32,8 @@ def load_probes(path: str | None) -> list[Probe]:
     """Return the probes of a file, None: the shipped ones. Raises `ConfigError` if the file has another form."""
     file = _SHIPPED if path is None else Path(path).expanduser()
     try:
-        table = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        table = read_yaml(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise ConfigError(f"gate.probes: {file} cannot be read: {error}") from error
     if not isinstance(table, list) or not table:
         raise ConfigError(f"gate.probes: {file}: expected a list of probes, each with question and answers")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -26,6 +27,13 @@ _PATTERN_KEYS = (*_LANGUAGE_KEYS, "unless_reply")
 _WISH_KEYS = frozenset({"asked", "unless", "topics"})
 _SENTENCE_ENDS = re.compile(r"[.!?。！？\n]+")
 _EXPECTED_PATTERN = "text or a list of texts"
+
+
+def _short_repr(value: Any) -> str:
+    """Return some of a value: aliases in YAML can make a small file stand for billions of texts."""
+    shortener = reprlib.Repr()
+    shortener.maxlevel, shortener.maxstring, shortener.maxother = 3, 200, 200
+    return shortener.repr(value)
 
 
 def _is_text(value: Any) -> bool:
@@ -153,7 +161,7 @@ def _parse_file(raw: str, source: str) -> RuleFile:
         raise ConfigError(f"{source}: nested too deeply. Expected `version: 1` and a list `rules:`") from None
     if not isinstance(tree, dict) or tree.get("version") != 1:
         got = tree.get("version") if isinstance(tree, dict) else type(tree).__name__
-        raise ConfigError(f"{source}: expected a mapping with `version: 1`, got {got!r}")
+        raise ConfigError(f"{source}: expected a mapping with `version: 1`, got {_short_repr(got)}")
     entries = tree.get("rules")
     required = set(tree) - {"parts", "wishes", *_LANGUAGE_KEYS}
     if required != {"version", "rules"} or not isinstance(entries, list) or not entries:
@@ -161,11 +169,11 @@ def _parse_file(raw: str, source: str) -> RuleFile:
     parts = tree.get("parts", {})
     parts = {name: _join_list(value) for name, value in parts.items()} if isinstance(parts, dict) else parts
     if not isinstance(parts, dict) or not all(isinstance(value, str) for value in parts.values()):
-        raise ConfigError(f"{source}: `parts`: expected a mapping from names to patterns, got {parts!r}")
+        raise ConfigError(f"{source}: `parts`: expected a mapping from names to patterns, got {_short_repr(parts)}")
     language = _fill_parts({key: tree.get(key) for key in _LANGUAGE_KEYS}, parts)
     for key, value in language.items():
         if not _is_text_or_none(value):
-            raise ConfigError(f"{source}: `{key}`: expected {_EXPECTED_PATTERN}; got {value!r}")
+            raise ConfigError(f"{source}: `{key}`: expected {_EXPECTED_PATTERN}; got {_short_repr(value)}")
         language[key] = _compile_pattern(value, f"{source}: `{key}`")
     wishes = _parse_wishes(tree.get("wishes"), parts, f"{source}: `wishes`")
     return RuleFile(rules=tuple(_parse_rules(entries, parts, source)), wishes=wishes, **language)
@@ -177,7 +185,7 @@ def _parse_wishes(tree: Any, parts: Mapping[str, str], where: str) -> WishPatter
     topics = tree.get("topics") if isinstance(tree, dict) else None
     if not isinstance(topics, dict) or set(tree) - _WISH_KEYS or not all(map(_is_topic, topics)):
         raise ConfigError(
-            f"{where}: expected `asked`, `topics` (subject/value: pattern) and maybe `unless`; got {tree!r}"
+            f"{where}: expected `asked`, `topics` (subject/value: pattern) and maybe `unless`; got {_short_repr(tree)}"
         )
     found = {key: _compile_wish(tree.get(key), parts, f"{where}: `{key}`") for key in ("asked", "unless")}
     patterns = {topic: _compile_wish(value, parts, f"{where}: {topic}") for topic, value in topics.items()}
@@ -189,7 +197,7 @@ def _parse_wishes(tree: Any, parts: Mapping[str, str], where: str) -> WishPatter
 def _compile_wish(value: Any, parts: Mapping[str, str], where: str) -> LinearPattern | None:
     pattern = _fill_parts({"when": value}, parts)["when"]
     if not _is_text_or_none(pattern):
-        raise ConfigError(f"{where}: expected {_EXPECTED_PATTERN}; got {value!r}")
+        raise ConfigError(f"{where}: expected {_EXPECTED_PATTERN}; got {_short_repr(value)}")
     return _compile_pattern(pattern, where)
 
 
@@ -227,12 +235,12 @@ def _join_list(value: Any) -> Any:
 def _parse_rule(entry: Any, number: int, source: str) -> Rule:
     where = f"{source}: rule {number}"
     if not isinstance(entry, dict):
-        raise ConfigError(f"{where}: expected a mapping with {', '.join(_RULE_KEYS)}; got {entry!r}")
+        raise ConfigError(f"{where}: expected a mapping with {', '.join(_RULE_KEYS)}; got {_short_repr(entry)}")
     values = {"who": "user", **entry}
     for key, (is_valid, expected) in _RULE_KEYS.items():
         value = values[key] = values.get(key)
         if not is_valid(value):
-            raise ConfigError(f"{where}: `{key}`: expected {expected}; got {value!r}")
+            raise ConfigError(f"{where}: `{key}`: expected {expected}; got {_short_repr(value)}")
         where = f"{source}: rule {number} ({values['name'].strip()})"
     if values["topic"] is not None and values["hint"] is None:
         raise ConfigError(f"{where}: `topic` is of a hint; expected a `hint` beside it")
