@@ -52,6 +52,8 @@ def test_what_was_practised_goes_with_the_turn(store: Store, make_loop: MakeLoop
     gone = practised(store)
     assert len(gone) == 8
     assert trained(store)[-1] == {word, *last}
+    with store.read() as conn:
+        assert practice_turns.practised_versions(conn, range(10)) == {2, 3}, "the others are of the person's turns"
     undo(store, word)
     with store.read() as conn:
         assert lessons.get(conn, "aa") is None

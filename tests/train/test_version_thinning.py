@@ -77,6 +77,15 @@ def test_the_version_that_a_home_started_from_is_kept(head: Policy, tmp_path: Pa
     assert kept_versions(rows, list(range(8, -1, -1)), settings, now=DAY) == {1, 7, 8}
 
 
+def test_of_successive_steps_of_practice_the_last_is_kept(head: Policy) -> None:
+    """Versions 1, 6 and 31 are made of a person's turns, all others by practice after them."""
+    rows, line = [row(head, n) for n in range(1, 41)], list(range(40, -1, -1))
+    settings = TrainCheckpointConfig(keep=2, keep_versions=7, keep_days=0)
+    practised = set(range(1, 41)) - {1, 6, 31}
+    assert kept_versions(rows, line, settings, now=DAY, practised=practised) == {40, 39, 31, 30, 6, 5, 1}
+    assert kept_versions(rows, line, settings, now=DAY) == set(range(34, 41))
+
+
 # ------------------------------------------------------------------------------------------------------------ the loop
 
 

@@ -10,6 +10,7 @@ import logging
 import shutil
 import time
 from collections.abc import Collection, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from sqlalchemy import Connection
@@ -18,6 +19,7 @@ from openclaw_rl.common.policy_digest import ADAPTER_CONFIG, TINKER_FILE, TRAINE
 from openclaw_rl.settings.schema_train import TrainCheckpointConfig
 from openclaw_rl.store import events
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.lessons.practice_turns import practised_versions
 from openclaw_rl.store.lineage import policies, policy_marks
 from openclaw_rl.store.lineage.policy_names import read_heads
 from openclaw_rl.train.policy_folders import has_metadata, versions_on_disk
@@ -78,11 +80,12 @@ class VersionThinner:
             for policy in policies.get_many(conn, versions_on_disk(self._root))
             if policy.path is not None and not policies.is_removed(policy) and policy.state is not PolicyState.CANDIDATE
         ]
+        practised = practised_versions(conn, [policy.version for policy in known])
         served, pinned = events.read_cursor(conn, policies.SERVED_CURSOR), policy_marks.pinned_versions(conn)
         kept, states = {p.version for p in known if p.version == served}, set[int]()
         for name, line in lines.items():
             own = [policy for policy in known if policy.version in line or policy.name == name]
-            kept |= kept_versions(own, line, self._settings, now)
+            kept |= kept_versions(own, line, self._settings, now, practised)
             states |= kept_states(own, line, self._settings)
         surplus = []
         for policy in known:
@@ -97,15 +100,28 @@ class VersionThinner:
 
 
 def kept_versions(
-    versions: Collection[Policy], line: Sequence[int], settings: TrainCheckpointConfig, now: float
+    versions: Collection[Policy],
+    line: Sequence[int],
+    settings: TrainCheckpointConfig,
+    now: float,
+    practised: Collection[int] = (),
 ) -> set[int]:
     """Return the versions whose weights are kept.
 
     These are the newest of the head's lineage and the newest of all; of older ones of the lineage the newest of each
-    day (UTC); and versions that were copied from a checkpoint. `line`: the head and its ancestors, newest first.
+    day (UTC); and versions that were copied from a checkpoint. Of successive steps of practice, the last one counts;
+    the others are kept while they are among the newest few. So a person can go back to before a lesson was practised.
+    `line`: the head and its ancestors, newest first. `practised`: versions that practice made.
     """
-    published = sorted((p for p in versions if p.state is not PolicyState.REJECTED), key=lambda p: -p.version)
-    depth = {version: place for place, version in enumerate(line)}
+    newest_first = sorted((p for p in versions if p.state is not PolicyState.REJECTED), key=lambda p: -p.version)
+    passing = {version for after, version in pairwise(line) if after in practised and version in practised}
+    published = [
+        policy
+        for place, policy in enumerate(newest_first)
+        if place < settings.keep or policy.version not in passing or has_metadata(policy)
+    ]
+    counted = (version for place, version in enumerate(line) if place < settings.keep or version not in passing)
+    depth = {version: place for place, version in enumerate(counted)}
     kept, days = set(), set()
     for age, policy in enumerate(published):
         is_full, place = _has_full_weights(policy), depth.get(policy.version)

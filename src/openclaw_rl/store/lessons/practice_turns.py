@@ -57,6 +57,13 @@ def add_turns(conn: Connection, items: Sequence[PracticeTurn], *, at: float) -> 
         turns.add_verdict(conn, verdict)
 
 
+def practised_versions(conn: Connection, versions: Collection[int]) -> set[int]:
+    """Return those of the versions that a step of practice made."""
+    joined = t.uses.join(t.practice_turns, t.practice_turns.c.turn == t.uses.c.turn)
+    query = select(t.uses.c.policy).select_from(joined).where(t.uses.c.policy.in_(list(versions)))
+    return set(conn.execute(query.distinct()).scalars())
+
+
 def practising_policies(conn: Connection, per: PolicyOwner) -> list[str]:
     """Return the policies that are trained under this setting and have lessons in force."""
     in_force = t.lessons.c.state != lessons.LessonState.SUPERSEDED.value
