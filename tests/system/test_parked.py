@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 import time
 import urllib.request
 from collections.abc import Callable
@@ -112,6 +113,33 @@ def test_a_reward_plug_in_that_fails(tmp_path: Path, code: str, words: str) -> N
 
             wait_for(judged)
         wait_for(lambda: readiness(system)["reasons"] == [])
+
+
+def test_a_plug_in_that_is_corrected_while_it_loads(tmp_path: Path) -> None:
+    """It fails at once, and takes for ever to load when the judge is started again."""
+    plugin, count = tmp_path / "rm.py", tmp_path / "count"
+    code = f"""
+        import pathlib, time
+        count = pathlib.Path({str(count)!r})
+        count.write_text(count.read_text() + "x" if count.exists() else "x")
+        if count.read_text() == "x":
+            raise RuntimeError("no licence")
+        time.sleep(900)
+        class Unused: ...
+    """
+    plugin.write_text(textwrap.dedent(code))
+    settings = {"judge.kind": "plugin", "judge.plugin_path": str(plugin)}
+    with SubprocessSystem(scratch_config(tmp_path / "home", settings)) as system:
+        target = talk(system)
+        wait_for(lambda: count.exists() and count.read_text() == "xx")
+        plugin.write_text(GOOD_REWARD)
+        with Store.open(system.config.store_path, create=False) as store:
+
+            def judged() -> bool:
+                with store.read() as conn:
+                    return turns.current_verdict(conn, target) is not None
+
+            wait_for(judged)
 
 
 def test_a_loss_that_always_fails_uses_up_a_few_turns_only_and_trains_once_it_is_corrected(tmp_path: Path) -> None:

@@ -248,15 +248,24 @@ class Supervisor:
                     child.kill(f"it held the write lock of the store for {stuck.seconds:.0f} s without a commit")
 
     def _replace_mended(self, beats: Mapping[str, heartbeats.Heartbeat]) -> None:
-        """End the process of a worker that runs but reports that it cannot work, once a file that it loads changes."""
+        """End the process of a worker that cannot work, once a file that it loads changes.
+
+        It reports that it cannot, or it crashed before and loads again, probably the file from before the change.
+        """
         for child in self._workers:
-            beat = beats.get(child.name)
-            if beat is None or beat.state != heartbeats.PARKED or beat.pid != child.pid:
+            if child.process is None or child.pid is None or child.is_replaced or not child.has_changed_files():
                 continue
-            if child.process is not None and not child.is_replaced and child.has_changed_files():
-                log.info("%s is started again, because a file that it loads has changed", child.name)
-                child.is_replaced = True
-                with contextlib.suppress(ProcessLookupError):
+            beat = beats.get(child.name)
+            state = beat.state if beat is not None and beat.pid == child.pid else heartbeats.STARTING
+            is_loading = state == heartbeats.STARTING and child.crashes.count > 0
+            if state != heartbeats.PARKED and not is_loading:
+                continue
+            log.info("%s is started again, because a file that it loads has changed", child.name)
+            child.is_replaced = True
+            with contextlib.suppress(ProcessLookupError):
+                if is_loading:  # a signal that it handles would wait until it has loaded
+                    child.process.kill()
+                else:
                     child.process.terminate()
 
     def health_note(self) -> str:
