@@ -50,8 +50,10 @@ SERVING_WORKERS = ("engine", "gateway")
 """Workers without which no request is answered: only these may end a system that serves."""
 _SERVING_DELAYS = (0.2, 2.0)  # seconds; first and longest delay before they are started again
 _NICE_VALUES = {"collect": 5, "judge": 5, own.ENGINE_PROCESS: 5, "train": 10, "data": 10}
-LOADING_NICE = 3
-"""Of a trainer that loads the model: it takes some seconds of a core, and half a minute with the later value."""
+LOADING_NICE = 1
+"""Of a trainer that loads the model: it takes six seconds of a core, and half a minute with the later value."""
+LOADING_SECONDS = 30.0
+"""A worker reads a plug-in at the end of its start, so an earlier restart would only take longer."""
 _STOP_TIMEOUT = 10.0  # seconds between SIGTERM and SIGKILL
 
 
@@ -250,14 +252,16 @@ class Supervisor:
     def _replace_mended(self, beats: Mapping[str, heartbeats.Heartbeat]) -> None:
         """End the process of a worker that cannot work, once a file that it loads changes.
 
-        It reports that it cannot, or it crashed before and loads again, probably the file from before the change.
+        It reports that it cannot, or it crashed before and has been loading for so long that it probably hangs in the
+        file from before the change.
         """
         for child in self._workers:
             if child.process is None or child.pid is None or child.is_replaced or not child.has_changed_files():
                 continue
             beat = beats.get(child.name)
             state = beat.state if beat is not None and beat.pid == child.pid else heartbeats.STARTING
-            is_loading = state == heartbeats.STARTING and child.crashes.count > 0
+            has_loaded_for = time.monotonic() - child.started_at
+            is_loading = state == heartbeats.STARTING and child.crashes.count > 0 and has_loaded_for > LOADING_SECONDS
             if state != heartbeats.PARKED and not is_loading:
                 continue
             log.info("%s is started again, because a file that it loads has changed", child.name)
