@@ -28,8 +28,8 @@ class PlanLimits:
 
     `outage`: between two replies to the probe beside its pause, in a fault that is to delay no reply. `stall`: longest
     time without a successful reply outside of faults, and longest wait for a reply there. `recovery`: until all workers
-    run, if it is more than `--recovery`. `trainer_start`: the same after a fault at whose end a trainer starts, which
-    has the lowest priority while it loads. `learning`: until a new version is published.
+    run, if it is more than `--recovery`. `trainer_start`: the same after a fault at whose end a trainer starts, beside
+    users who leave no core idle. `learning`: until a new version is published.
     """
 
     outage: float = 3.0
