@@ -30,6 +30,7 @@ from openclaw_rl.cli.rollout import run_rollout_function, run_self_test
 from openclaw_rl.cli.undo import run_undo
 from openclaw_rl.common.disk_space import to_disk_full
 from openclaw_rl.common.printable import echo, echo_error
+from openclaw_rl.common.process_guard import end_process
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.settings.cli_options import FlagCommand, Seconds, home_options, settings_options
 
@@ -136,9 +137,17 @@ def run_one_worker(name: str, **options: Any) -> None:
     """Run one worker in this process (the supervisor starts this command)."""
     from openclaw_rl.supervisor.supervisor import prepare_home, run_worker
 
-    config = load_config(**options)
-    prepare_home(config)
-    run_worker(name, config)
+    status = 1
+    try:
+        config = load_config(**options)
+        prepare_home(config)
+        run_worker(name, config)
+        status = 0
+    except OpenClawError as error:
+        echo_error(f"openclaw-rl: {error}")
+    except Exception:  # noqa: BLE001 - any bug: the supervisor shows the reason, the log of the worker the traceback
+        traceback.print_exc()
+    end_process(status)
 
 
 @cli.command()
@@ -356,9 +365,7 @@ def main(args: Sequence[str] | None = None) -> None:
     except BrokenPipeError:  # e.g. `openclaw-rl status | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    except Exception as error:  # any bug: a user gets one line, and the traceback in a file
-        if "worker" in (sys.argv[1:] if args is None else args)[:1]:
-            raise  # the supervisor shows the reason, and the log of the worker has the traceback
+    except Exception as error:  # noqa: BLE001 - any bug: a user gets one line, and the traceback in a file
         echo_error(f"openclaw-rl: {_describe_error(error)}")
         sys.exit(1)
 

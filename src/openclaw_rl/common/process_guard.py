@@ -6,6 +6,7 @@ its standard input closes, it ends the program with SIGTERM, then SIGKILL, and e
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import os
@@ -14,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+from typing import NoReturn
 
 _PR_SET_PDEATHSIG = 1
 _POLL_SECONDS = 0.1  # seconds
@@ -35,6 +37,18 @@ def process_exists(pid: int) -> bool:
     except PermissionError:  # it exists and belongs to another user
         return True
     return True
+
+
+def end_process(status: int) -> NoReturn:
+    """End this process after its exit functions, but without the end of the interpreter.
+
+    That takes two seconds with torch. The caller has ended its threads and closed its files.
+    """
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # a closed pipe, or a full disk
+            stream.flush()
+    os._exit(status)
 
 
 def _prepare_child() -> None:
