@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from sqlalchemy import Connection
+from sqlalchemy import Connection, update
 from tests.judge.world import World
 
 from openclaw_rl.common.rules.lesson_topics import HintTopics
 from openclaw_rl.judge.lessons.lesson_book import update_lessons
 from openclaw_rl.judge.rules import RulesJudge
-from openclaw_rl.store import turns
+from openclaw_rl.practice.plan import plan_practice
+from openclaw_rl.store import schema, turns
 from openclaw_rl.store.lessons import lessons, removal
 from openclaw_rl.store.lessons.lessons import HALF_LIFE_SECONDS, Lesson, LessonScope, LessonState, PromptContext
 from openclaw_rl.store.lessons.questions import question_hash
@@ -70,6 +71,48 @@ def test_wishes_about_different_things_stand_side_by_side(world: World) -> None:
     learn(world, "a", SHORT)
     learn(world, "b", FORMAL)
     assert in_force(world) == [SHORT, FORMAL]
+
+
+def converse(world: World, *ids: str) -> None:
+    """Serve these turns, all of one conversation, in this order."""
+    for id_ in ids:
+        world.close(id_, "hm")
+    with world.store.write(durable=False) as conn:
+        conn.execute(update(schema.turns).where(schema.turns.c.id.in_(ids)).values(session=ids[0]))
+
+
+def practised(world: World) -> list[str]:
+    with world.store.write(durable=False) as conn:
+        head = policies.ensure_root(conn, base="b", identity="i", at=0.0)
+        return [lesson.text for lesson in plan_practice(conn, head, 100.0).targets]
+
+
+def test_what_is_said_again_in_a_conversation_may_be_meant_for_it(world: World) -> None:
+    """The prompt follows the second word against a lesson that was said often, the weights the next conversation."""
+    for id_ in "abcde":
+        learn(world, id_, SHORT)
+    converse(world, *"fghi")
+    learn(world, "f", LONG, at=20.0)
+    assert in_force(world) == [SHORT]
+    for id_ in "ghi":
+        learn(world, id_, LONG, at=20.0)
+        assert in_force(world) == [LONG]
+        assert practised(world) == []
+    learn(world, "j", LONG, at=20.0)
+    assert practised(world) == [LONG]
+
+
+def test_in_a_long_conversation_a_word_after_a_while_counts_whole(world: World) -> None:
+    ids = [f"t{n:02d}" for n in range(24)]
+    converse(world, *ids)
+    for id_ in ids[::9]:
+        learn(world, id_, SHORT)
+    (lesson,) = everything(world)
+    assert lesson.weight == pytest.approx(3.0)
+    learn(world, ids[19], SHORT)
+    learn(world, ids[20], SHORT)
+    (lesson,) = everything(world)
+    assert lesson.weight == pytest.approx(3.75)
 
 
 def test_one_word_replaces_what_was_said_once(world: World) -> None:

@@ -2,7 +2,8 @@
 
 Lessons of one scope that contradict each other compete by weight. Each new piece of evidence halves the weight of the
 lessons that it contradicts; then the heavier side is in force, and the newer one if they are equal. So one word is
-enough to replace what was said once or twice, and two words replace what was said often.
+enough to replace what was said once or twice, and two words replace what was said often. What is said again within a
+few turns of a conversation counts half, and from the third time on a quarter: it may be meant for this conversation.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from openclaw_rl.types import Capture, Message, Request, Verdict
 
 CONTRADICTION_FACTOR = 0.5
 """Share of a lesson's weight that remains when a turn contradicts it."""
+REPEATED_SHARES = (1.0, 0.5, 0.25)
+"""How much a turn counts whose conversation said the same 0, 1 or more times within the last few turns."""
 MAX_KNOWN_LESSONS = 30
 """Newest lessons of an agent with which a model compares a new one."""
 _WEIGHT_TOLERANCE = 1e-3  # of two weights that count as equal, as lessons age
@@ -99,10 +102,12 @@ def _add_evidence(
     if lesson is None:
         lessons.add_lesson(conn, new)
         lesson = new
-    if lessons.reinforce(conn, lesson.id, verdict.turn, weight=verdict.weight, at=verdict.at):
+    repeats = lessons.count_repeats(conn, lesson.id, verdict.turn)
+    share = REPEATED_SHARES[min(repeats, len(REPEATED_SHARES) - 1)]
+    if lessons.reinforce(conn, lesson.id, verdict.turn, weight=verdict.weight * share, at=verdict.at):
         rivals = [one for one in others if one.id != lesson.id and _is_contradicted(draft, lesson, one)]
         was_in_force = lesson is not new and lesson.state is not LessonState.SUPERSEDED
-        if _settle(conn, lesson.id, rivals, verdict.at) and not was_in_force:
+        if _settle(conn, lesson.id, rivals, share, verdict.at) and not was_in_force:
             events.append(conn, "lesson.made", lesson.id, {"turn": verdict.turn}, verdict.at)
     return lesson.id
 
@@ -121,16 +126,20 @@ def _is_contradicted(draft: LessonDraft, lesson: Lesson, other: Lesson) -> bool:
     return by_topic or other.id in draft.contradicts
 
 
-def _settle(conn: Connection, id: str, rivals: Sequence[Lesson], at: float) -> bool:
-    """Weaken the rivals of a lesson, and decide which side is in force. Returns whether the lesson is."""
+def _settle(conn: Connection, id: str, rivals: Sequence[Lesson], share: float, at: float) -> bool:
+    """Weaken the rivals of a lesson, and decide which side is in force. Returns whether the lesson is.
+
+    `share`: how much the turn counts.
+    """
+    remaining = CONTRADICTION_FACTOR**share
     lesson = lessons.get(conn, id)
     assert lesson is not None, f"lesson {id} was just written"
     in_force = [rival for rival in rivals if rival.state is not LessonState.SUPERSEDED]
     for rival in rivals:
-        lessons.set_weight(conn, rival.id, rival.weight_at(at) * CONTRADICTION_FACTOR, at=at)
+        lessons.set_weight(conn, rival.id, rival.weight_at(at) * remaining, at=at)
     strongest = max(in_force, key=lambda one: (one.is_pinned, one.weight_at(at)), default=None)
     if strongest is not None and not lesson.is_pinned:
-        bound = strongest.weight_at(at) * CONTRADICTION_FACTOR
+        bound = strongest.weight_at(at) * remaining
         if strongest.is_pinned or bound > lesson.weight_at(at) + _WEIGHT_TOLERANCE:
             lessons.supersede(conn, lesson.id, strongest.id)
             return False

@@ -23,6 +23,7 @@ from sqlalchemy import (
     bindparam,
     delete,
     exists,
+    func,
     literal_column,
     or_,
     select,
@@ -34,6 +35,7 @@ from openclaw_rl.store import events
 from openclaw_rl.store import schema as t
 from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME
 from openclaw_rl.store.rows import from_row, to_row
+from openclaw_rl.types import Kind
 
 SUPERSEDED_EVENT = "lesson.superseded"
 """Event: a lesson that was in force is so no longer, because of another one."""
@@ -43,6 +45,8 @@ HALF_LIFE_SECONDS = 30 * 86400.0
 """Time in which the weight of a lesson halves."""
 MAX_WEIGHT = 4.0
 """Most weight that evidence adds up to, so that a taste that changes is followed after a few words."""
+REPEATED_TURNS = 8
+"""What was said within so many turns of a conversation is repeated."""
 
 _OLDEST_FIRST: tuple[ColumnElement[Any], ...] = (t.lessons.c.made_at, literal_column("lessons.rowid"))
 
@@ -223,6 +227,20 @@ def turns_of_lesson(conn: Connection, id: str) -> list[LessonTurn]:
     c = t.lesson_turns.c
     rows = conn.execute(select(t.lesson_turns).where(c.lesson == id).order_by(c.at, c.turn))
     return [from_row(LessonTurn, row) for row in rows]
+
+
+def count_repeats(conn: Connection, id: str, turn: str) -> int:
+    """Return how many of the last few turns before this one in its conversation are evidence of the lesson as well."""
+    own, earlier = t.turns.alias(), t.turns.c
+    before = (
+        select(earlier.id)
+        .join(own, and_(own.c.scope == earlier.scope, own.c.session == earlier.session, own.c.seq > earlier.seq))
+        .where(own.c.id == turn, t.equals_literal(earlier.kind, Kind.MAIN))
+        .order_by(earlier.seq.desc())
+        .limit(REPEATED_TURNS)
+    )
+    c = t.lesson_turns.c
+    return conn.execute(select(func.count()).where(c.lesson == id, c.turn.in_(before))).scalar_one()
 
 
 def reinforce(conn: Connection, id: str, turn: str, *, weight: float = 1.0, at: float) -> bool:
