@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 export OMP_WAIT_POLICY ?= passive
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: gpu-check gpu-bench env demo demo-episodes demo-terminal demo-toolcall demo-swe demo-gui learn learn-rate learn-protocol learn-days test test-system check explore fuzz faults faults-tinker bench starter clean test-openclaw test-clients test-engines test-qlora test-recipes test-ray test-gui test-envs test-boxes test-mcp test-env-libraries need-bwrap gate-trial test-tinker test-trl test-slime
+.PHONY: gpu-check gpu-bench env demo demo-episodes demo-terminal demo-toolcall demo-swe demo-gui learn learn-rate learn-protocol learn-days test test-system check explore fuzz faults faults-tinker bench starter clean test-openclaw test-clients test-engines test-qlora test-recipes test-ray test-gui test-envs test-boxes test-mcp test-env-libraries need-bwrap gate-trial test-tinker test-trl test-slime quick-tests
 comma := ,
 $(STAMP): pyproject.toml
 	$(PYTHON) -c 'import sys; v=sys.version_info; sys.exit(0 if v >= (3, 11) else f"OpenClaw-RL needs Python 3.11 or newer; this is {v[0]}.{v[1]}. Try: make PYTHON=python3.11")'
@@ -93,10 +93,13 @@ check: $(STAMP)  ## lint, format, strict types; the import order is among the te
 
 # Two workers of one thread each, on two cores. Boxes are tested by `make test-boxes`, which installs what they need.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
-test: check  ## lint, types, and every test that needs no running system (six minutes)
+test: $(STAMP)  ## lint, types, and every test that needs neither a running system nor long training (six minutes)
+	@$(MAKE) --no-print-directory -j 2 check quick-tests
+
+quick-tests: $(STAMP)
 	$(PYTEST) -m "not system" --ignore=tests/sandbox
 
-test-system: $(STAMP)  ## tests that start whole systems: kills, ranks, commands, rollouts
+test-system: $(STAMP)  ## tests that start whole systems, kill processes or train for long (some 25 minutes)
 	$(PYTEST) -m system
 
 # Not in the dev extra: with bitsandbytes installed, every trainer starts seconds later.

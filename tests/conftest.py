@@ -21,8 +21,18 @@ SYSTEM_TESTS = (
         "learner/test_gpu_benchmarks.py",
         "evals/test_cli_args.py",
     ),
+    *("train/test_crash.py", "train/test_checkpoints.py", "train/test_data_stream.py", "serve/test_full_disk.py"),
+    *("practice/test_practice_crash.py", "engines/remote/test_sglang_launch.py"),
+    *("train/test_undo_exactness.py", "train/test_garbage.py", "train/test_own_policies.py"),
+    *("train/test_learning_rate.py", "train/test_satisfaction_watch.py", "trajectories/test_identity.py"),
+    *("learner/test_learning.py", "learner/test_teachers.py", "learner/model/test_compile.py"),
+    *("evals/test_sample_efficiency.py", "evals/test_gate_trial.py", "evals/test_personalisation_benchmark.py"),
+    "judge/test_local_model.py",
 )
-"""Below this folder: tests that start several processes each. `make test-system` runs them, `make test` all others."""
+"""Below this folder: tests that start or kill processes, or train for many seconds.
+
+`make test-system` runs them, `make test` all others.
+"""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -33,7 +43,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "system: starts several processes; run by `make test-system`")
+    config.addinivalue_line("markers", "system: starts processes, or trains for long; run by `make test-system`")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

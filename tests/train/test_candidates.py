@@ -259,6 +259,7 @@ def test_the_kind_of_the_gate(store: Store, make_loop: MakeLoop, fill: Fill) -> 
     assert head_of(store) == 5
 
 
+@pytest.mark.system
 def test_the_shipped_model_earns_its_place(
     judged: Callable[..., JudgedTurn], starter_identity: str, tmp_path: Path
 ) -> None:
