@@ -12,9 +12,12 @@ from openclaw_rl.store.lessons.lessons import Lesson, LessonScope, LessonState
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.types import Policy
 
+SETTLED_FACTOR = 3.0
+"""A lesson is practised if it weighs more than this times a lesson that it superseded: three words against one that
+was often said."""
 CLEAR_MAJORITY = 2.0
-"""A lesson is practised if it weighs more than this times a lesson that it contradicts. Users who share the weights
-count together."""
+"""A lesson is practised if those who want it weigh more than this times those who share the weights and want another.
+"""
 REMEASURED_VERSIONS = 32
 """Versions after which the divergence of a learned lesson is measured again, by one step of practice. While it stays
 learned, each further measurement comes after twice as many as the one before."""
@@ -68,7 +71,7 @@ def _is_contested(conn: Connection, lesson: Lesson, now: float) -> bool:
     """
     rivals = lessons.superseded_lessons(conn, lesson.id)
     strongest = max((rival.weight_at(now) for rival in rivals), default=0.0)
-    return not lesson.is_pinned and lesson.weight_at(now) <= CLEAR_MAJORITY * strongest * (1 + _TOLERANCE)
+    return not lesson.is_pinned and lesson.weight_at(now) <= SETTLED_FACTOR * strongest * (1 + _TOLERANCE)
 
 
 def _is_outweighed(lesson: Lesson, in_force: Sequence[Lesson], now: float) -> bool:

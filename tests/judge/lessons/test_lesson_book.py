@@ -102,6 +102,17 @@ def test_what_is_said_again_in_a_conversation_may_be_meant_for_it(world: World) 
     assert practised(world) == [LONG]
 
 
+def test_the_weights_follow_the_third_word_against_a_lesson_that_was_said_often(world: World) -> None:
+    for id_ in "abcd":
+        learn(world, id_, SHORT)
+    learn(world, "e", LONG, at=20.0)
+    learn(world, "f", LONG, at=20.0)
+    assert in_force(world) == [LONG]
+    assert practised(world) == []
+    learn(world, "g", LONG, at=20.0)
+    assert practised(world) == [LONG]
+
+
 def test_in_a_long_conversation_a_word_after_a_while_counts_whole(world: World) -> None:
     ids = [f"t{n:02d}" for n in range(24)]
     converse(world, *ids)
