@@ -136,8 +136,7 @@ def run_month(run: MonthRun, given: argparse.Namespace) -> None:
     file.unlink(missing_ok=True)
     settings: dict[str, Any] = {"home": str(home), "train.seed": run.seed, "train.batch.max_wait": 1e9}
     settings |= {"engine.max_batch": 256, "engine.prefill_chunk": 8192, "gate.workers": 16}  # speed alone
-    settings |= {"serve.lessons": "off", "practice.enabled": False}  # what the weights learn from turns is measured
-    settings["practice.seconds_per_hour"] = 3600  # if it is on: nothing depends on the speed of the machine
+    settings["practice.seconds_per_hour"] = 3600  # nothing depends on the speed of the machine
     config = from_flat(settings | dict(ARMS[run.arm]) | parse_settings(given.sets))
     person = DriftingPerson(tastes=run.tastes, seed=run.seed, days=given.days, turns=given.turns)
     began = time.monotonic()
