@@ -189,6 +189,14 @@ def test_a_worker_of_a_data_loader_gets_an_error(world: World, fill: Fill) -> No
     assert done.stdout == "4 rows\n", done.stderr
 
 
+def test_a_closed_standard_input_is_named(tmp_path: Path) -> None:
+    command = ["bash", "-c", 'exec "$@" <&-', "_", sys.executable, "-m", "openclaw_rl", "data", "stream"]
+    done = subprocess.run([*command, "--home", str(tmp_path)], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 1
+    assert "standard input is closed" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_without_a_system_the_command_says_what_to_start(tmp_path: Path) -> None:
     error = CliRunner().invoke(cli, ["data", "stream", "--home", str(tmp_path)]).exception
     assert "Start the system with train.trainer: external" in str(error)
