@@ -13,8 +13,8 @@ from aiohttp import web
 
 from openclaw_rl.common.sockets import free_port
 
-Trouble = int | Literal["hang"]
-"""An HTTP status, or no answer until the client gives up."""
+Trouble = int | Literal["hang", "lose"]
+"""An HTTP status; no answer until the client gives up; or the request is done and its answer lost."""
 
 _HOP_HEADERS = ("connection", "content-length", "content-encoding", "host", "keep-alive", "transfer-encoding")
 _LARGEST_BODY = 1 << 30  # bytes
@@ -27,8 +27,8 @@ class FlakyProxy:
         """`target`: address of the server."""
         self._target, self._port = target, free_port()
         self._trouble: Trouble | None = None
-        self._every, self._seen = 2, 0
-        self.refused = 0  # requests that were not forwarded
+        self._every, self._seen, self._path = 2, 0, ""
+        self.refused = 0  # requests that had no answer of the server
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="flaky-proxy")
 
@@ -36,9 +36,9 @@ class FlakyProxy:
     def url(self) -> str:
         return f"http://127.0.0.1:{self._port}"
 
-    def begin_trouble(self, trouble: Trouble, *, every: int = 2) -> None:
-        """From now on, every so many requests are answered so and are not forwarded."""
-        self._every, self._trouble = every, trouble
+    def begin_trouble(self, trouble: Trouble, *, every: int = 2, path: str = "") -> None:
+        """From now on, the next request and every so many after it are answered so. `path`: whose path ends so."""
+        self._every, self._seen, self._path, self._trouble = every, every - 1, path, trouble
 
     def end_trouble(self) -> None:
         self._trouble = None
@@ -58,11 +58,17 @@ class FlakyProxy:
         await web.TCPSite(self._runner, "127.0.0.1", self._port).start()
 
     async def _answer(self, request: web.Request) -> web.Response:
-        trouble, self._seen = self._trouble, self._seen + 1
+        trouble = self._trouble if request.path.endswith(self._path) else None
+        self._seen += trouble is not None
         if trouble is not None and self._seen % self._every == 0:
             self.refused += 1
             if trouble == "hang":
                 await asyncio.Event().wait()  # cancelled when the client gives up
+            if trouble == "lose":
+                await self._forward(request)
+                assert request.transport is not None
+                request.transport.abort()
+                raise web.HTTPBadGateway
             assert isinstance(trouble, int)
             return web.json_response({"detail": "trouble on purpose"}, status=trouble)
         try:

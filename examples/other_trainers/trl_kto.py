@@ -85,8 +85,9 @@ class BatchCallback(TrainerCallback):  # type: ignore[misc]
 
 
 def unfit_turns(batch: TurnBatch) -> dict[str, str]:
-    """Return the turns that are not trained on, each with the reason."""
-    return {row["turn"]: reason for row in batch.rows if (reason := unfit_reason(row))}
+    """Return the turns that are not trained on, each with the reason. A turn may have a second row, which is."""
+    fit = {row["turn"] for row in batch.rows if unfit_reason(row) is None}
+    return {row["turn"]: reason for row in batch.rows if (reason := unfit_reason(row)) and row["turn"] not in fit}
 
 
 def unfit_reason(row: Mapping[str, Any]) -> str | None:

@@ -16,8 +16,10 @@ class EchoHandler(BaseHTTPRequestHandler):
     """Answers with the path and the body of the request."""
 
     protocol_version = "HTTP/1.1"
+    answered = 0
 
     def do_POST(self) -> None:
+        type(self).answered += 1
         body = self.rfile.read(int(self.headers["Content-Length"])).decode()
         answer = json.dumps({"path": self.path, "body": body}).encode()
         self.send_response(201)
@@ -69,6 +71,17 @@ def test_a_request_that_is_held_gets_no_answer(proxy: FlakyProxy) -> None:
     with pytest.raises(TimeoutError):
         post(proxy, timeout=0.5)
     proxy.end_trouble()
+    assert post(proxy)[0] == 201
+
+
+def test_a_lost_answer_is_that_of_a_request_that_was_done(proxy: FlakyProxy) -> None:
+    proxy.begin_trouble("lose", every=2, path="/b")
+    before = EchoHandler.answered
+    with pytest.raises((ConnectionError, http.client.HTTPException)):
+        post(proxy)
+    assert post(proxy)[0] == 201
+    assert EchoHandler.answered == before + 2
+    proxy.begin_trouble("lose", every=1, path="/other")
     assert post(proxy)[0] == 201
 
 

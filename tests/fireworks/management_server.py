@@ -77,6 +77,8 @@ class ManagementDouble:
             self.models[made["name"]] = made
             return 200, made
         if name.startswith("accounts/me/deployments?deploymentId="):
+            if name.partition("=")[2] in self.deployments:
+                return 409, {"code": 6, "message": "already exists"}
             self.deployments[name.partition("=")[2]] = body
             return 200, {}
         if name == "accounts/me/deployedModels":

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -13,6 +17,7 @@ from tests.fireworks.test_adapter_export import FOLDER, write_version
 
 from openclaw_rl.cli.main import cli
 from openclaw_rl.common.policy_digest import hash_folder
+from openclaw_rl.errors import OpenClawError
 from openclaw_rl.fireworks import service as fireworks_service
 from openclaw_rl.settings.load import from_flat
 from openclaw_rl.store.db import Store
@@ -87,9 +92,10 @@ def test_it_is_uploaded_and_loaded_once(home: Path, service: ManagementDouble) -
     assert service.deployments == {"mine": created}
     assert service.loaded == [{"model": name, "deployment": "accounts/me/deployments/mine"}]
     sent = [call for call in service.calls if call.startswith("PUT")]
-    again = run(home, "deploy", "--yes", url=service.url, deployment="mine")
+    again = run(home, "deploy", "--yes", "--gpus", "8", url=service.url, deployment="mine")
     assert again.exit_code == 0, again.output
     assert "was uploaded before" in again.output
+    assert "created the deployment mine before: --gpus has no effect" in again.output
     assert [call for call in service.calls if call.startswith("PUT")] == sent
     assert len(service.loaded) == 1
 
@@ -107,6 +113,55 @@ def test_an_upload_that_was_interrupted_continues(home: Path, monkeypatch: pytes
     with ManagementDouble(busy=10**6) as service:
         late = run(home, "deploy", "--yes", "--wait", "0.1", url=service.url)
         assert "has not validated accounts/me/models/openclaw-1-" in error_of(late)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "length", "words"),
+    [
+        (200, b"<html>sign in</html>", None, "something else than a JSON object"),
+        (200, b"[1]", None, "something else than a JSON object"),
+        (200, b'{"kind": "HF', 4000, "cannot be reached .*IncompleteRead"),
+        (429, b"slow\ndown", None, "refused .*429.: slow down"),
+        (500, b"half", 4000, "refused .*500.: Internal Server Error"),
+        (None, b"no HTTP\r\n\r\n", None, "cannot be reached .*no HTTP"),
+    ],
+)
+def test_an_answer_that_is_none_is_one_line(
+    home: Path, status: int | None, body: bytes, length: int | None, words: str
+) -> None:
+    with answering(status, body, length) as url:
+        done = run(home, "deploy", "--yes", url=url)
+    assert isinstance(done.exception, OpenClawError), done.exception
+    assert re.search(words, str(done.exception)), done.exception
+    assert "\n" not in str(done.exception)
+
+
+@contextmanager
+def answering(status: int | None, body: bytes, length: int | None) -> Iterator[str]:
+    """A server that gives each request this answer. `length`: that it names, if it is not that of the body."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *args: object) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            if status is not None:
+                self.send_response(status)
+                self.send_header("Content-Length", str(length or len(body)))
+                self.send_header("Retry-After", "3600")
+                self.end_headers()
+            self.wfile.write(body)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join(30)
+
+
+def test_an_export_to_something_that_is_no_folder_is_named(home: Path) -> None:
+    assert "/dev/full exists, and is no folder" in error_of(run(home, "export", "/dev/full"))
 
 
 def test_nothing_is_sent_without_a_yes(home: Path, service: ManagementDouble) -> None:

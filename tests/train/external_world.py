@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 from openclaw_rl.common import steady_clock
 from openclaw_rl.learner.trainer import LocalTrainer
 from openclaw_rl.methods.types import Sample
-from openclaw_rl.other_trainers.batch_stream import TurnBatch
+from openclaw_rl.other_trainers.batch_stream import BatchStream, StreamEnded, TurnBatch
 from openclaw_rl.other_trainers.external_trainer import ExternalTrainer
 from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.settings.load import STARTER, from_flat
@@ -85,6 +86,14 @@ class Background:
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()
+
+
+def connect_when_free(home: Path) -> BatchStream:
+    """Connect as soon as the other trainer's connection has ended."""
+    while True:
+        with suppress(StreamEnded):
+            return BatchStream.connect(home)
+        time.sleep(0.05)
 
 
 def to_sample(row: dict[str, Any]) -> Sample:

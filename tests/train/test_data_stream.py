@@ -6,15 +6,14 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from tests.train.external_world import World, take_step
+from tests.train.external_world import World, connect_when_free, take_step
 
 from openclaw_rl.cli.main import cli
 from openclaw_rl.learner.trainer import LocalTrainer
@@ -30,6 +29,8 @@ WRONG_ANSWERS: list[tuple[Any, str]] = [
     ({"done": {"id": 1, "metrics": [0.5]}}, "Expected `object`"),
     ({"done": {"id": [1]}}, "Expected `int`"),
     ({"kept": {"id": 1}}, "Invalid value 'kept'"),
+    ({"done": {"id": 1, "dropped": {"none": "why"}}}, "batch 1 has no turn 'none'"),
+    ({"done": {"id": 1, "metrics": {"loss/total": 10**400}}}, "Number out of range"),
     ([1], "expected {"),
 ]
 
@@ -90,7 +91,7 @@ def test_the_command_gives_each_turn_once_and_takes_each_answer_once(
         for number in (1, 2):
             batch = TurnBatch(**program.read_message("batch"), load=load, _stream=None)  # type: ignore[arg-type]
             load = None
-            for wrong, reason in WRONG_ANSWERS:
+            for wrong, reason in WRONG_ANSWERS if number == 1 else ():
                 program.write_message(wrong)
                 assert reason in program.read_message("error")
             take_step(local, batch)
@@ -163,14 +164,6 @@ def test_a_reader_that_does_not_answer_in_time_loses_its_batch(
     assert found.untrainable == "taken by the other"
 
 
-def connect_when_free(home: Path) -> BatchStream:
-    """Connect as soon as the other trainer's connection has ended."""
-    while True:
-        with suppress(StreamEnded):
-            return BatchStream.connect(home)
-        time.sleep(0.05)
-
-
 def test_one_pass_over_the_dataset_is_one_batch(world: World, local: LocalTrainer, fill: Fill) -> None:
     given = fill(world.store, 8)
     with world.in_background(), BatchStream.connect(world.config.home_dir) as stream:
@@ -194,6 +187,14 @@ def test_a_worker_of_a_data_loader_gets_an_error(world: World, fill: Fill) -> No
     with world.in_background():
         done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.stdout == "4 rows\n", done.stderr
+
+
+def test_a_closed_standard_input_is_named(tmp_path: Path) -> None:
+    command = ["bash", "-c", 'exec "$@" <&-', "_", sys.executable, "-m", "openclaw_rl", "data", "stream"]
+    done = subprocess.run([*command, "--home", str(tmp_path)], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 1
+    assert "standard input is closed" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_without_a_system_the_command_says_what_to_start(tmp_path: Path) -> None:

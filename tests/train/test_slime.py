@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import socket
 import subprocess
 import sys
 import threading
@@ -223,6 +224,8 @@ def test_slime_may_be_started_first(start: Start, store: Store, fill: Fill) -> N
     given = fill(store, 4)
     world, run = start()
     world.trainer.close()
+    with socket.socket(socket.AF_UNIX) as killed:  # leaves the file of its socket
+        killed.bind(str(world.config.home_dir / "trainer.sock"))
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(run.generate)
         time.sleep(0.3)

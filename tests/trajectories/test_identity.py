@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -98,12 +99,18 @@ def test_a_folder_gets_a_private_file_for_each_session(tmp_path: Path, home: Hom
         ("out.csv", (), r"out\.csv'?: expected a folder, or a file"),
         ("out.jsonl.gz", (), "expected a folder, or a file"),
         ("out.jsonl", ("user_session_abc123", "nope"), "--session nope: no such session"),
+        ("out-pipe.jsonl", (), r"out-pipe\.jsonl exists, and is no file\. Name a file"),
+        ("out-folder.json", (), "exists, and is no file"),
+        ("/dev/full", (), "/dev/full exists, and is no folder. Name a folder"),
+        ("in.jsonl/out", (), "cannot be written"),
     ],
 )
 def test_what_cannot_be_exported_is_said_and_nothing_is_written(
     tmp_path: Path, home: Home, target: str, names: tuple[str, ...], words: str
 ) -> None:
     home.bring(put(tmp_path / "in.jsonl", PRINTED))
+    os.mkfifo(tmp_path / "out-pipe.jsonl")
+    (tmp_path / "out-folder.json").mkdir()
     before = sorted(tmp_path.rglob("out*"))
     with pytest.raises(OpenClawError, match=words):
         export_sessions(home.config, target and str(tmp_path / target), names=names, since=None, form="trajectories")

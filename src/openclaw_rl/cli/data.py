@@ -102,6 +102,8 @@ def stream_batches(name: str, **options: Any) -> None:
     from openclaw_rl.other_trainers.batch_relay import BatchRelay
     from openclaw_rl.other_trainers.batch_stream import BatchStream, StreamEnded
 
+    if sys.stdin is None:  # started with `<&-`
+        raise OpenClawError("standard input is closed, and `data stream` reads the answers from it. Leave it open")
     try:
         with BatchStream.connect(load_config(**options).home_dir, name=name) as stream:
             relay = BatchRelay(stream, sys.stdin.fileno(), lambda message: echo(to_printable_json(message)), echo_error)

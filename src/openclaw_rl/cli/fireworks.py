@@ -71,8 +71,9 @@ def deploy_version(
         echo("No deployment serves it yet: set fireworks.deployment, and run this again (docs/guides/fireworks.md)")
         return
     if gpus is not None:
-        service.create_deployment(base, deployment, gpus)
-        echo(f"created the deployment {deployment} with {gpus} GPUs; it starts with the first request")
+        made = service.create_deployment(base, deployment, gpus)
+        words = f"with {gpus} GPUs; it starts with the first request" if made else "before: --gpus has no effect"
+        echo(f"created the deployment {deployment} {words}")
     service.load_on_deployment(name, deployment)
     echo(f"loaded on {deployment}; `openclaw-rl serve --backend fireworks` serves it")
 

@@ -78,6 +78,8 @@ def export_adapter(file: AdapterFile, *, base: str, template: str | None) -> Ada
 
 def write_export(export: AdapterExport, folder: Path) -> None:
     """Write the files to a new or empty folder. Raises `OpenClawError`."""
+    if folder.exists() and not folder.is_dir():
+        raise OpenClawError(f"{folder} exists, and is no folder. Name a folder; one that does not exist is made")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):

@@ -12,6 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
+from http.client import HTTPException
 from typing import Any
 from urllib.parse import urlencode
 
@@ -116,28 +117,45 @@ class FireworksService:
                     ) from None
             time.sleep(_POLL_SECONDS)
 
-    def create_deployment(self, base: str, deployment: str, gpus: int) -> None:
-        """Create a deployment of a base on which adapters can be loaded, with no replica while it is idle."""
+    def create_deployment(self, base: str, deployment: str, gpus: int) -> bool:
+        """Create a deployment of a base on which adapters can be loaded, with no replica while it is idle.
+
+        Return False if it exists, as after a run that was interrupted.
+        """
         body = {"baseModel": base, "enableAddons": True, "acceleratorCount": gpus, "minReplicaCount": 0}
         query = urlencode({"deploymentId": deployment})
-        self._call("POST", f"/v1/{self._account}/deployments?{query}", body)
+        return self._create_once(f"/v1/{self._account}/deployments?{query}", body)
 
     def load_on_deployment(self, name: str, deployment: str) -> None:
         """Load an uploaded adapter on a deployment. Idempotent."""
         body = {"model": name, "deployment": f"{self._account}/deployments/{deployment}"}
+        self._create_once(f"/v1/{self._account}/deployedModels", body)
+
+    def _create_once(self, path: str, body: Any) -> bool:
+        """Create something. Return False if it exists."""
         try:
-            self._call("POST", f"/v1/{self._account}/deployedModels", body)
+            self._call("POST", path, body)
         except ServiceRefused as error:
-            if error.status != 409:  # it is loaded
+            if error.status != 409:
                 raise
+            return False
+        return True
 
     def _call(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
         """Return the JSON answer. Raises `ServiceRefused`, or `OpenClawError` if the service cannot be reached."""
         data = None if body is None else json.dumps(body).encode()
         headers = {"Authorization": f"Bearer {self._key}", "Content-Type": "application/json"}
         raw = _send_request(method, self._url + path, data, headers, _CALL_TIMEOUT, of=f"{method} {path}")
-        found = json.loads(raw or b"{}")
-        return found if isinstance(found, dict) else {}
+        try:
+            found = json.loads(raw or b"{}")
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict):
+            raise OpenClawError(
+                f"Fireworks answered {method} {path} with something else than a JSON object ({raw[:100]!r}). Check "
+                "fireworks.url, and that no proxy answers in its place"
+            )
+        return found
 
     @staticmethod
     def _send_file(address: str, name: str, raw: bytes) -> None:
@@ -153,7 +171,7 @@ def _send_request(
         with urllib.request.urlopen(request, timeout=limit) as answer:
             return bytes(answer.read())
     except urllib.error.HTTPError as error:
-        words = error.read().decode(errors="replace")[:500]
+        words = _read_words(error)
         if error.code in (401, 403):
             raise ServiceRefused(
                 f"Fireworks refused the key ({error.code}) for {of}. Set fireworks.api_key (FIREWORKS_API_KEY) to a "
@@ -161,6 +179,14 @@ def _send_request(
                 error.code,
             ) from None
         raise ServiceRefused(f"Fireworks refused {of} ({error.code}): {words}", error.code) from None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", error)
+    except (OSError, ValueError, HTTPException) as error:
+        reason = " ".join(str(getattr(error, "reason", error)).split())
         raise OpenClawError(f"Fireworks cannot be reached for {of} ({reason}). Run this again: it continues") from None
+
+
+def _read_words(error: urllib.error.HTTPError) -> str:
+    """Return what an error answer says in one line; its reason, if the answer is cut off."""
+    try:
+        return " ".join(error.read().decode(errors="replace")[:500].split())
+    except (OSError, HTTPException):
+        return str(error.reason)

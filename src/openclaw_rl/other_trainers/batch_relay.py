@@ -97,7 +97,10 @@ class BatchRelay:
 
 def _parse_answer(line: bytes) -> DoneAnswer | FailedAnswer:
     """Raises `ValueError` with the reason. NaN and infinity are read: the gate refuses them."""
-    message = json.loads(line)
+    try:
+        message = json.loads(line)
+    except RecursionError:
+        raise ValueError("the line is nested too deeply") from None
     if not isinstance(message, dict) or len(message) != 1 or not isinstance(body := next(iter(message.values())), dict):
         raise ValueError('expected {"done": {"id": ...}} or {"failed": {"id": ...}}')
     return msgspec.convert(body | {"kind": next(iter(message))}, DoneAnswer | FailedAnswer)

@@ -68,12 +68,18 @@ class TurnBatch:
         `metrics`: of the step, for reports and bounds (`loss/total`, `gradient/norm`, `kl`, `kl/step`). `dropped`:
         turns that were not trained on, each with the reason; without a file in `folder`, all must be among them. A
         second call changes nothing and returns the same. Raises `StreamEnded` if the train worker ended: the batch is
-        then free again, unless it was kept.
+        then free again, unless it was kept; `ValueError` for a turn that the batch does not have.
         """
         if self._is_kept is None:
-            body = {"id": self.id, "metrics": dict(metrics or {}), "dropped": dict(dropped or {})}
+            numbers = {name: float(value) for name, value in (metrics or {}).items()}
+            body = {"id": self.id, "metrics": numbers, "dropped": self._check_turns(dropped or {})}
             self._finish({"done": body})
         return bool(self._is_kept)
+
+    def _check_turns(self, dropped: Mapping[str, str]) -> dict[str, str]:
+        if unknown := sorted(dropped.keys() - {row["turn"] for row in self.rows}):
+            raise ValueError(f"batch {self.id} has no turn {unknown[0]!r}: expected ids of its rows")
+        return dict(dropped)
 
     def refuse(self, reason: str) -> None:
         """Say that this batch cannot be trained on. The system tries it in parts, to find the turn at fault."""

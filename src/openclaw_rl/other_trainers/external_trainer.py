@@ -11,7 +11,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -78,16 +78,15 @@ class ExternalTrainer:
         body = {"id": self._count, "version": version, "folder": out, "rows": [sample_row(s) for s in samples]}
         try:
             link.send({"batch": body})
-            answer = link.receive("done", "failed", within=self._answer_within)
+            answer = self._receive_answer(link, {sample.turn for sample in samples})
         except TrainerGone as error:
             shutil.rmtree(out, ignore_errors=True)
             raise TrainerAbsent(f"the batch is free again: {error}") from error
         self._informed = None  # until the step is confirmed
         self._undecided = UndecidedStep(number=self._count, folder=self._folder, link=link)
         try:
-            if answer["kind"] == "failed" or answer.get("id") != self._count:
-                reason = answer.get("reason", f"it answered for batch {answer.get('id')}")
-                raise ModelError(f"the trainer {link.name!r} refused the batch: {reason}")
+            if answer["kind"] == "failed":
+                raise ModelError(f"the trainer {link.name!r} refused the batch: {answer.get('reason', '')}")
             result = self._read_result(samples, out, answer)
         except ModelError:
             shutil.rmtree(out, ignore_errors=True)
@@ -124,18 +123,36 @@ class ExternalTrainer:
     def _send_weights(self, link: TrainerLink) -> None:
         try:
             link.send({"load": {"folder": self._folder}})
-            link.receive("loaded", within=self._answer_within)
+            while link.receive("loaded", "done", "failed", within=self._answer_within)["kind"] != "loaded":
+                pass  # an answer that came twice
         except TrainerGone as error:
             raise TrainerAbsent(str(error)) from error
         self._informed = link
 
+    def _receive_answer(self, link: TrainerLink, turns: Set[str]) -> dict[str, Any]:
+        """Return the answer to this batch. One to an earlier batch came twice, and changes nothing.
+
+        Raises `TrainerGone` for a batch or a turn that the program was not given: the batch is then free again.
+        """
+        while True:
+            answer = link.receive("done", "failed", within=self._answer_within)
+            number = answer.get("id")
+            if number == self._count:
+                if unknown := sorted(_read_reasons(answer.get("dropped")).keys() - turns):
+                    link.refuse(f"batch {number} has no turn {unknown[0]!r}; expected ids of its rows")
+                return answer
+            if not isinstance(number, int) or not 0 < number < self._count:
+                link.refuse(f"it answered for batch {number!r}; expected {self._count}")
+
     def _read_result(self, samples: Sequence[Sample], out: str, answer: Mapping[str, Any]) -> StepResult:
-        metrics, dropped = _read_metrics(answer.get("metrics")), _read_reasons(answer.get("dropped"), samples)
+        metrics, dropped = _read_metrics(answer.get("metrics")), _read_reasons(answer.get("dropped"))
+        if not Path(out).is_dir():
+            raise ModelError("the folder of the batch is gone: expected the weights in it, or an empty folder")
         if not visible_files(out):
             left = [sample.turn for sample in samples if sample.turn not in dropped]
             if left:
                 raise ModelError(f"the trainer acknowledged {left[0]} and wrote no weights to the folder of the batch")
-            Path(out).rmdir()
+            shutil.rmtree(out)  # with hidden files
             return StepResult(folder=None, digest="", metrics=metrics, memory=self._memory, dropped=dropped)
         _check_weights(Path(out), self._max_rank)
         for path in visible_files(out):
@@ -152,13 +169,19 @@ class ExternalTrainer:
 def _read_metrics(given: Any) -> dict[str, float]:
     """Return the numbers among the metrics of a step. NaN and infinity are kept: the gate refuses them."""
     found = given.items() if isinstance(given, dict) else ()
-    return {str(name): float(value) for name, value in found if isinstance(value, int | float)}
+    return {str(name): _to_float(value) for name, value in found if isinstance(value, int | float)}
 
 
-def _read_reasons(given: Any, samples: Sequence[Sample]) -> dict[str, str]:
-    turns = {sample.turn for sample in samples}
+def _to_float(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # an integer of more than 308 digits
+        return math.inf
+
+
+def _read_reasons(given: Any) -> dict[str, str]:
     found = given.items() if isinstance(given, dict) else ()
-    return {str(turn): str(reason)[:500] for turn, reason in found if turn in turns}
+    return {turn: str(reason)[:500] for turn, reason in found}
 
 
 def _check_weights(folder: Path, max_rank: int | None) -> None:
@@ -180,7 +203,7 @@ def _check_weights(folder: Path, max_rank: int | None) -> None:
         return
     try:
         rank = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))["r"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ModelError(f"{ADAPTER_CONFIG} cannot be read: {error!r}") from error
     if not isinstance(rank, int) or not 0 < rank <= max_rank or not math.isfinite(rank):
         raise ModelError(f"the adapter has rank {rank!r}; the engine has space for train.lora.rank {max_rank}")

@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from openclaw_rl.common.progress import record_progress
 from openclaw_rl.common.sockets import clear_socket
@@ -73,17 +73,20 @@ class TrainerLink:
         try:
             message = json.loads(line)
             kind = next(iter(message))
-        except (ValueError, StopIteration, TypeError):
+        except (ValueError, StopIteration, TypeError, RecursionError):
             self.close()
             raise TrainerGone(f"the trainer {self.name!r} sent a line that is no JSON object") from None
         if kind not in kinds:
-            why = f"unexpected message {kind!r}; expected {' or '.join(kinds)}"
-            with contextlib.suppress(TrainerGone):
-                self.send({"refused": why})
-            self.close()
-            raise TrainerGone(f"the trainer {self.name!r}: {why}")
+            self.refuse(f"unexpected message {kind!r}; expected {' or '.join(kinds)}")
         found = message[kind]
         return {"kind": kind} | (found if isinstance(found, dict) else {})
+
+    def refuse(self, why: str) -> NoReturn:
+        """End the connection, after a message that says why. Raises `TrainerGone`."""
+        with contextlib.suppress(TrainerGone):
+            self.send({"refused": why})
+        self.close()
+        raise TrainerGone(f"the trainer {self.name!r}: {why}")
 
     def _read_more(self) -> None:
         try:
@@ -156,7 +159,7 @@ class TrainerSocket:
                 return None
             connection.sendall(_encode({"welcome": self._welcome}))
             connection.setblocking(True)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             log.warning("a program connected as the trainer, and did not say hello as one: %r", error)
             return None
         log.info("the trainer %r (process %s) is connected", hello.get("name"), hello.get("pid"))

@@ -15,7 +15,13 @@ from typing import Any, TypeVar
 
 from openclaw_rl.errors import EngineError, EngineGone, ModelLost
 from openclaw_rl.settings.load import Config
-from openclaw_rl.tinker.service_errors import describe_error, is_model_gone, is_transient, missing_model
+from openclaw_rl.tinker.service_errors import (
+    describe_error,
+    is_model_gone,
+    is_session_gone,
+    is_transient,
+    missing_model,
+)
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -49,16 +55,16 @@ class TinkerService:
         A service that cannot be reached is reported after `tinker.connect_timeout`; the attempt continues meanwhile.
         """
         with self._lock:
-            if self._client is not None:
-                return self._client
+            if (client := self._client) is not None:
+                return client
             if self._failed is not None and time.monotonic() - self._failed[0] < RECONNECT_SECONDS:
                 raise self._failed[1]
             try:
-                self._client = self._connect()
+                self._client = client = self._connect()
             except EngineError as error:
                 self._failed = time.monotonic(), error
                 raise
-            return self._client
+            return client
 
     def _connect(self) -> Any:
         if self._attempt is None:
@@ -152,9 +158,22 @@ class TinkerService:
 
     def _to_engine_error(self, error: BaseException) -> EngineError:
         text = describe_error(error, url=self._config.url, model=self.model)
+        if is_session_gone(error):
+            self._end_session()
+            return ModelLost(text)
         if is_model_gone(error):
             return ModelLost(text)
         return EngineGone(text) if is_transient(error) else EngineError(text)
+
+    def _end_session(self) -> None:
+        """Forget a session that the service ended, so that the next call opens another one.
+
+        Without the lock, which `open_session` holds while it connects.
+        """
+        client, self._client = self._client, None
+        if client is not None:
+            log.warning("the Tinker service has ended this session; the next call opens another one")
+            _Attempt(lambda: client.holder.close())  # ends its heartbeats
 
     def to_engine_error(self, error: BaseException) -> EngineError:
         """Return an error of the SDK as one of ours; one of ours as it is."""

@@ -7,10 +7,14 @@ from typing import Literal
 
 _RETRYABLE = frozenset({408, 409, 429})
 _KEY = re.compile(r"api[_ ]key", re.IGNORECASE)
-_RANK = re.compile(r"\brank\b", re.IGNORECASE)
+_RANK = re.compile(r"\blora\b.*\brank\b|\brank\b.*\b(must|max\w*|at most|between|exceed|support|allow)", re.IGNORECASE)
 _CONTEXT = re.compile(r"context|too (many tokens|long)|max(imum)?[ _](seq|length)", re.IGNORECASE)
 _MODEL = re.compile(r"base[ _]?model|model .*not (found|supported)|unsupported model", re.IGNORECASE)
 _GONE = re.compile(r"\bmodel \S+ not loaded", re.IGNORECASE)
+_SESSION = re.compile(r"\bsession\b", re.IGNORECASE)
+_REQUEST_FAULTS = frozenset({400, 413, 422})
+_FAILED_REQUEST = "RequestFailedError"  # the SDK's error of a call that the service took on and could not do
+_UNREADABLE = ("APIResponseValidationError", "JSONDecodeError", "AttributeError", "LookupError", "TypeError")
 _UNREACHABLE = ("APIConnectionError", "APITimeoutError", "TimeoutError", "ConnectError", "ConnectTimeout")
 MAX_CHARS = 300  # of a message of the service
 
@@ -19,7 +23,7 @@ def describe_error(error: BaseException, *, url: str | None, model: str) -> str:
     """Return what failed, what was expected and what to do, in one line. `url`: None is the SDK's own address."""
     where = f"the Tinker service at {url}" if url else "the Tinker service"
     said = " ".join(str(error).split())[:MAX_CHARS] or type(error).__name__
-    status = getattr(error, "status_code", None)
+    status = _status_of(error)
     if status in (401, 403) or _KEY.search(said):
         return f"{where} refused the key ({said}). Set TINKER_API_KEY (tinker.api_key) to a key of this service"
     if status == 402:
@@ -28,6 +32,8 @@ def describe_error(error: BaseException, *, url: str | None, model: str) -> str:
         return f"{where} does not answer ({said}). Check the network and tinker.url (TINKER_ENDPOINT)"
     if status == 429:
         return f"{where} is still busy after all retries ({said}). Try again later"
+    if is_session_gone(error):
+        return f"{where} has ended this session ({said}). The next call opens another one"
     if is_model_gone(error):
         return (
             f"{where} no longer has a model of this session ({said}). Training makes its own again; for sampling, set "
@@ -39,22 +45,45 @@ def describe_error(error: BaseException, *, url: str | None, model: str) -> str:
         return f"{where} refused a sequence as too long ({said}). Set engine.max_context to what it takes"
     if _MODEL.search(said):
         return missing_model(model, (), url=url) + f" ({said})"
+    if _names_of(error) & set(_UNREADABLE):
+        return (
+            f"{where} gave an answer that its SDK cannot read ({said}). Check that tinker.url (TINKER_ENDPOINT) is the "
+            "service, and that no proxy answers in its place"
+        )
     return f"{where} failed ({said})"
 
 
 def classify_error(error: BaseException) -> Literal["absent", "too_long", "failed"]:
-    """Return what failed: the service or the account, for a while or until something is set; a long sequence; else."""
-    said, status = str(error), getattr(error, "status_code", None)
-    if is_transient(error) or status in (401, 402, 403, 404) or _KEY.search(said) or _RANK.search(said):
+    """Return what failed: the service or the account, for a while or until something is set; a long sequence; the call.
+
+    The call failed only if the service says so. Any other error, such as an answer that is cut off, says nothing about
+    the turns of a batch.
+    """
+    said = str(error)
+    if is_transient(error) or not _blames_call(error) or _KEY.search(said) or _RANK.search(said):
         return "absent"
     return "too_long" if _CONTEXT.search(said) else "failed"
 
 
+def _blames_call(error: BaseException) -> bool:
+    if _FAILED_REQUEST in _names_of(error):
+        return str(getattr(error, "category", "")).lower() != "server"
+    return _status_of(error) in _REQUEST_FAULTS
+
+
+def _status_of(error: BaseException) -> int | None:
+    """Return the HTTP status. The SDK's error of a call that was taken on has it in its cause."""
+    found: int | None = getattr(error, "status_code", None) or getattr(error.__cause__, "status_code", None)
+    return found
+
+
+def _names_of(error: BaseException) -> set[str]:
+    return {cls.__name__ for cls in type(error).__mro__}
+
+
 def is_unreachable(error: BaseException) -> bool:
     """Return whether the service did not answer at all, or answered 5xx after all retries."""
-    status = getattr(error, "status_code", None)
-    names = {cls.__name__ for cls in type(error).__mro__}
-    return bool(names & set(_UNREACHABLE)) or isinstance(error, OSError) or (status or 0) >= 500
+    return bool(_names_of(error) & set(_UNREACHABLE)) or isinstance(error, OSError) or (_status_of(error) or 0) >= 500
 
 
 def is_model_gone(error: BaseException) -> bool:
@@ -62,9 +91,14 @@ def is_model_gone(error: BaseException) -> bool:
     return _GONE.search(str(error)) is not None
 
 
+def is_session_gone(error: BaseException) -> bool:
+    """Return whether the service no longer knows the session, as after a long time without its heartbeats."""
+    return _status_of(error) in (404, 410) and _SESSION.search(str(error)) is not None
+
+
 def is_transient(error: BaseException) -> bool:
     """Return whether the same call may succeed later."""
-    return is_unreachable(error) or is_model_gone(error) or getattr(error, "status_code", None) in _RETRYABLE
+    return is_unreachable(error) or is_model_gone(error) or _status_of(error) in _RETRYABLE
 
 
 def missing_model(model: str, offered: tuple[str, ...], *, url: str | None) -> str:

@@ -290,7 +290,7 @@ class TrainLoop:
         samples, earlier = [*batch.samples, *replays], {i.turn.id: i.earlier_uses for i in (*items, *again)}
         counts = number_of_turns(len(fresh), len({s.turn for s in samples} - fresh))
         self.note = f"training version {version} on {counts}{self._ledger.note}"
-        self._attempts.begin(list(dict.fromkeys(s.turn for s in samples)))
+        self._attempts.begin(self._trainer.turns_at_risk(samples))
         try:
             with self._attempts.interrupted_by(OpenClawError, OSError, ValueError), disk_space.raise_disk_full():
                 result = self._trainer.step(samples, version)

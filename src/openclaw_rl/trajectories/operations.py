@@ -108,6 +108,7 @@ def export_sessions(
         raise OpenClawError(f"{path}: rows of turns go into one .jsonl or .parquet. Name such a file.")
     if not target or (path.suffix.lower() in _UNSUPPORTED_SUFFIXES and not path.is_dir()):
         raise OpenClawError(f"{target!r}: expected a folder, or a file that ends with .jsonl, .json or .parquet.")
+    _check_target(path)
     with Store.open(config.store_path, create=False) as store:
         after = None if since is None else parse_since(since, time.time())
         redactor = TrajectoryRedactor(store.secret) if redact else None
@@ -121,6 +122,13 @@ def export_sessions(
                 summary = _write_sessions(other, path, _with_tick(found, tick), form, redactor)
     summary += "" if redactor is None else redactor.summary_text
     TerminalConsole(soft_wrap=True).print(summary)
+
+
+def _check_target(path: Path) -> None:
+    """Raise `OpenClawError` if there is something else in the place of the file or folder, such as a pipe."""
+    is_wanted, kind = (path.is_file, "file") if path.suffix.lower() in reading.SUFFIXES else (path.is_dir, "folder")
+    if path.exists() and not is_wanted():
+        raise OpenClawError(f"{path} exists, and is no {kind}. Name a {kind}; one that does not exist is made.")
 
 
 def _write_sessions(

@@ -43,6 +43,7 @@ class FireworksDouble:
         self.closed = 0  # streams that the client closed before their end
         self.wrong_ids, self.grammar = faults.pop("wrong_ids", False), faults.pop("grammar", None)
         self.without_ids, self.reads_more = faults.pop("without_ids", False), faults.pop("reads_more", False)
+        self.key, self.raw = faults.pop("key", None), faults.pop("raw", None)
         assert not faults, faults
         self._app = web.Application()
         self._app.router.add_get("/inference/v1/models", self._models)
@@ -81,6 +82,10 @@ class FireworksDouble:
         body = await request.json()
         self.requests.append(body)
         self.keys.add(request.headers.get("Authorization"))
+        if self.key is not None and request.headers.get("Authorization") != f"Bearer {self.key}":
+            return _refused(401, "The API key you provided is invalid")
+        if self.raw is not None:
+            return web.Response(body=self.raw, content_type="application/json")
         if unknown := sorted(body.keys() - KNOWN_FIELDS):
             return _refused(400, f"Extra inputs are not permitted, field: '{unknown[0]}'")
         if body["model"] not in self.models:

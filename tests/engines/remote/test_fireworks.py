@@ -145,6 +145,11 @@ def test_a_version_is_served_once_it_was_uploaded(settings: Callable[..., Config
         ({"wrong_ids": True}, "expected the same ids"),
         ({"reads_more": True}, "re-tokenises the prompt"),
         ({"grammar": "root ::= x"}, "it forces a grammar on replies"),
+        ({"key": "another"}, r"refused the key .401.. Set fireworks\.api_key .FIREWORKS_API_KEY"),
+        ({"raw": b"{}"}, "has 0 choices, expected 1"),
+        ({"raw": b"<html>"}, "is not a completion of Fireworks"),
+        ({"raw": b'{"choices": [{"raw_output": 3}]}'}, "is not a completion of Fireworks"),
+        ({"raw": b""}, "is not a completion of Fireworks"),
     ],
 )
 def test_an_endpoint_that_is_not_exact_is_refused(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -89,6 +90,29 @@ def test_versions_answer_from_models_of_their_own(
     run(connect(**{"tinker.sample_from": "models"}), body)
 
 
+@pytest.mark.parametrize("call_name", ["sample", "score", "sampler"])
+def test_a_session_that_the_service_ended_is_opened_again(connect: Connect, sdk: SdkDouble, call_name: str) -> None:
+    async def body(engine: EngineClient) -> None:
+        if call_name != "sampler":
+            await collect(engine, call(version=0))
+        sdk.failures[call_name] = [StatusError(404, "Sampling session not found")]
+        response = np.array((await collect(engine, call(version=0))).token_ids, dtype=np.int32)
+        await engine.score(version=0, prompt_ids=PROMPT, response_ids=response, temperature=1.0)
+        assert not sdk.failures[call_name]
+        assert len(sdk.opened) == 2
+
+    run(connect(), body)
+
+
+def test_an_answer_without_a_reply_is_one_line(harness: EngineHarness, sdk: SdkDouble) -> None:
+    async def body(engine: Engine) -> None:
+        sdk.answer = lambda _: SimpleNamespace(sequences=[])
+        with pytest.raises(EngineError, match="Tinker returned no reply; expected one"):
+            await collect(engine, call())
+
+    harness.run(body)
+
+
 def test_a_service_that_lost_its_models_says_what_to_set(harness: EngineHarness, sdk: SdkDouble) -> None:
     sdk.failures["sample"] = [ValueError("Error retrieving result: Model model_1 not loaded")] * 2
 
@@ -166,6 +190,7 @@ FAILURES = [
     (StatusError(400, "prompt exceeds the maximum context length"), "too long .*engine.max_context"),
     (StatusError(402, "no credit"), "refused for billing"),
     (ValueError("strange\nnews"), "failed .strange news."),
+    (json.JSONDecodeError("Expecting value", "<html>", 0), "its SDK cannot read .*no proxy answers"),
 ]
 
 

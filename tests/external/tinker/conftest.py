@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tarfile
 import tempfile
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -106,10 +107,10 @@ BATCH = [make_sample(1, 1.0), make_sample(2, -1.0, hints=1), make_sample(3, None
 
 
 def read_adapter(server: SkyrlServer, path: str, into: Path) -> dict[str, torch.Tensor]:
-    """Weights of a sampler checkpoint by their PEFT names, as the service has them on its disk."""
+    """Weights of a sampler checkpoint by their PEFT names, as the server gives them for download."""
     run, _, name = path.removeprefix("tinker://").partition("/")
-    archive = server.checkpoints / run / "sampler_weights" / f"{name}.tar.gz"
-    with tarfile.open(archive) as tar:
+    where = f"{server.url}/api/v1/training_runs/{run}/checkpoints/{name}/download"
+    with urllib.request.urlopen(where, timeout=60) as archive, tarfile.open(fileobj=archive, mode="r|gz") as tar:
         tar.extractall(into, filter="data")
     return load_file(into / "adapter_model.safetensors")
 

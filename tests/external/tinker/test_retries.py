@@ -53,6 +53,30 @@ def test_a_reply_and_a_step_come_through_errors(
         np.testing.assert_allclose(weights[name], weight, rtol=1e-4, atol=1e-6, err_msg="one step, not two")
 
 
+@pytest.mark.parametrize("path", ["/forward_backward", "/optim_step"])
+def test_a_call_whose_answer_is_lost_is_one_step(
+    settings: Settings, server: SkyrlServer, proxy: FlakyProxy, tmp_path: Path, path: str
+) -> None:
+    """The SDK repeats the call, and the server does not recognise it: a second step would move by the momentum."""
+    config = settings(**{"tinker.url": proxy.url, "train.optimizer.learning_rate": 0.01})
+    trainer = make_trainer(config)
+    one = trainer.step(BATCH, str(tmp_path / "000001-a"))
+    found = {}
+    for name in ("calm", "troubled"):
+        if name == "troubled":
+            proxy.begin_trouble("lose", every=3, path=path)
+        trainer.load(folder=one.folder, memory=one.memory)
+        found[name] = trainer.step(BATCH, str(tmp_path / f"000002-{name}"))
+        proxy.end_trouble()
+    weights = {
+        name: read_adapter(server, read_version(ref_of(result, 2)).sampler, tmp_path / name)
+        for name, result in found.items()
+    }
+    assert proxy.refused > 0
+    for name, weight in weights["calm"].items():
+        np.testing.assert_allclose(weights["troubled"][name], weight, rtol=1e-4, atol=1e-6, err_msg="one step, not two")
+
+
 def test_requests_without_an_answer_end_and_are_one_line(settings: Settings, proxy: FlakyProxy, tmp_path: Path) -> None:
     config = settings(**{"tinker.url": proxy.url, "tinker.call_timeout": 60.0})
     trainer = make_trainer(config)

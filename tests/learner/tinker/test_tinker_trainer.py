@@ -3,87 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tests.learner.tinker.training_sdk import MODEL, TrainingSdk, base_logits, sequence_logprobs
+from tests.learner.tinker.conftest import BATCH, SETTINGS, Make, make_sample, take_step
+from tests.learner.tinker.training_sdk import TrainingSdk, base_logits, sequence_logprobs
 
 from openclaw_rl.common.policy_digest import TINKER_FILE, digest_of_folder
-from openclaw_rl.errors import ModelError, TooLarge, TrainerAbsent
+from openclaw_rl.errors import ModelError, TrainerAbsent
 from openclaw_rl.learner.loss.distillation import term_slices
 from openclaw_rl.learner.loss.policy_loss import make_loss_config, micro_batch_loss
-from openclaw_rl.learner.tinker import training_session
-from openclaw_rl.learner.tinker.trainer import TinkerTrainer
 from openclaw_rl.methods.registry import make_method
-from openclaw_rl.methods.types import BatchLogprobs, Sample, StepResult
+from openclaw_rl.methods.types import BatchLogprobs, Sample
 from openclaw_rl.settings.load import Config, from_flat
-from openclaw_rl.tinker.service import TinkerService
-
-SETTINGS = {
-    "engine.backend": "tinker",
-    "train.trainer": "tinker",
-    "tinker.model": MODEL,
-    "tinker.api_key": "tml-x",
-    "gate.kind": "numbers",
-    "train.lora.rank": 8,
-}
-
-
-class StatusError(Exception):
-    """As the SDK's `APIStatusError`."""
-
-    def __init__(self, status_code: int, message: str) -> None:
-        super().__init__(message)
-        self.status_code = status_code
-
-
-def make_sample(turn: int, reward: float | None, *, hints: int = 0, gap: float = 0.1, **more: Any) -> Sample:
-    """A turn that another policy sampled: its log-probabilities differ from the base's by about `gap`."""
-    random = np.random.default_rng(turn)
-    prompt, response = (random.integers(0, 16, n).astype(np.int32) for n in (4 + turn, 3 + 2 * turn))
-    whole = [*prompt[-1:].tolist(), *response.tolist()]
-    now = sequence_logprobs(base_logits(), whole[:-1], whole[1:]).numpy()
-    values: dict[str, Any] = {
-        "turn": f"t{turn}",
-        "agent": "a",
-        "prompt_ids": prompt,
-        "response_ids": response,
-        "logprobs": np.minimum(now + gap * random.normal(size=len(now)), -1e-3).astype(np.float32),
-        "mask": np.arange(len(response)) != 1,
-        "temperature": 1.0,
-        "version": 0,
-        "reward": reward,
-        "hinted_prompts": tuple(random.integers(0, 16, 6).astype(np.int32) for _ in range(hints)),
-    }
-    return Sample(**values | more)
-
-
-BATCH = [make_sample(1, 1.0), make_sample(2, -1.0, hints=1), make_sample(3, None, hints=2), make_sample(4, -1.0)]
-
-
-@pytest.fixture
-def sdk() -> TrainingSdk:
-    return TrainingSdk()
-
-
-Make = Callable[..., TinkerTrainer]
-
-
-@pytest.fixture
-def make(sdk: TrainingSdk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
-    monkeypatch.setattr(training_session, "RETRY_SECONDS", 0.0)
-
-    def one(**settings: Any) -> TinkerTrainer:
-        config = from_flat(SETTINGS | {"home": str(tmp_path)} | settings)
-        service = TinkerService(config, lambda: sdk)
-        return TinkerTrainer(config, make_method(config.train), service)
-
-    return one
 
 
 def expected_gradient(config: Config, samples: list[Sample]) -> torch.Tensor:
@@ -145,10 +80,6 @@ def test_other_surrogates_have_their_gradient_too(make: Make, sdk: TrainingSdk, 
     torch.testing.assert_close(sdk.gradients[0], expected, rtol=1e-4, atol=1e-6)
 
 
-def take_step(trainer: TinkerTrainer, out: Path, samples: list[Sample] = BATCH) -> StepResult:
-    return trainer.step(samples, str(out))
-
-
 def test_a_version_is_where_the_service_holds_it_and_another_process_goes_on_from_it(
     make: Make, sdk: TrainingSdk, tmp_path: Path
 ) -> None:
@@ -166,30 +97,6 @@ def test_a_version_is_where_the_service_holds_it_and_another_process_goes_on_fro
     assert repeated.memory == two.memory
     path = "tinker://run/weights/openclaw-000002-"
     torch.testing.assert_close(sdk.saved[f"{path}a"], sdk.saved[f"{path}b"], rtol=0, atol=0)
-
-
-LOST = ["forward", "forward_backward", "optim_step", "save_state", "save_sampler", "load_state"]
-
-
-@pytest.mark.parametrize("call", LOST)
-@pytest.mark.parametrize("is_lost", [False, True], ids=["failed", "answer lost"])
-def test_a_step_whose_answer_is_lost_is_not_taken_twice(
-    make: Make, sdk: TrainingSdk, tmp_path: Path, call: str, is_lost: bool
-) -> None:
-    calm, trainer = make(), make()
-    for one in (calm, trainer):
-        result = take_step(one, tmp_path / f"000001-{id(one)}")
-        one.load(folder=result.folder, memory=result.memory)
-    expected = take_step(calm, tmp_path / "000002-calm")
-    (sdk.loses if is_lost else sdk.fails)[call] = StatusError(503, "gone")
-    with pytest.raises(TrainerAbsent, match="does not answer"):
-        take_step(trainer, tmp_path / "000002-lost")
-    assert not (tmp_path / "000002-lost").exists()
-    trainer.load(folder=result.folder, memory=result.memory)  # as the train loop does
-    found = take_step(trainer, tmp_path / "000002-again")
-    path = "tinker://run/weights/openclaw-000002-"
-    torch.testing.assert_close(sdk.saved[f"{path}again"], sdk.saved[f"{path}calm"], rtol=0, atol=0)
-    assert found.memory == expected.memory
 
 
 def test_a_step_starts_from_the_checkpoint_of_its_version(make: Make, sdk: TrainingSdk, tmp_path: Path) -> None:
@@ -226,6 +133,16 @@ def test_what_cannot_be_computed_there_is_left_out_with_the_reason(make: Make, t
     assert "no loss for it" in result.dropped["t8"]
     nothing = take_step(make(), tmp_path / "000001-b", [cool])
     assert (nothing.folder, set(nothing.dropped)) == (None, {"t7"})
+
+
+def test_a_turn_with_a_sample_that_can_be_computed_is_kept(make: Make, tmp_path: Path) -> None:
+    """A turn whose prompt had lessons has two samples: as it was sampled, and under the plain prompt."""
+    second = replace(BATCH[0], reward=None, from_teacher=True, hinted_prompts=(BATCH[0].prompt_ids,))
+    result = take_step(make(), tmp_path / "000001-a", [*BATCH, second])
+    assert "t1" not in result.dropped
+    assert result.metrics["turns"] == len(BATCH)
+    alone = take_step(make(), tmp_path / "000001-b", [*BATCH[1:], second])
+    assert "no loss for it" in alone.dropped["t1"]
 
 
 def test_without_a_gradient_there_is_no_step(make: Make, sdk: TrainingSdk, tmp_path: Path) -> None:
@@ -265,51 +182,6 @@ def test_the_budget_stops_training_for_good(make: Make, tmp_path: Path) -> None:
     with pytest.raises(TrainerAbsent, match="is used up"):
         take_step(trainer, tmp_path / "000098-a")
     assert take_step(make(), tmp_path / "000097-a").folder is not None
-
-
-@pytest.mark.parametrize(
-    ("call", "failure", "expected", "words"),
-    [
-        ("connect", StatusError(401, "bad key"), TrainerAbsent, "Set TINKER_API_KEY"),
-        ("create", ValueError("LoRA rank 64 must be between 1 and 8"), TrainerAbsent, "Set train.lora.rank"),
-        ("create", ValueError("no place for an adapter"), TrainerAbsent, "no place for an adapter"),
-        ("forward", StatusError(400, "the sequence exceeds the context"), TooLarge, "engine.max_context"),
-        (
-            "forward_backward",
-            ValueError("Model model_1 not loaded (likely stale request)"),
-            TrainerAbsent,
-            "no longer has a model",
-        ),
-        ("score", ValueError("a token that is none"), ModelError, "a token that is none"),
-        ("save_state", ConnectionResetError("cut"), TrainerAbsent, "Check the network"),
-    ],
-)
-def test_failures_blame_the_service_or_the_batch(
-    make: Make, sdk: TrainingSdk, tmp_path: Path, call: str, failure: Exception, expected: type, words: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.setattr("openclaw_rl.tinker.service.RECONNECT_SECONDS", 0.0)
-    trainer = make()
-    sdk.fails[call] = failure
-    with pytest.raises(expected, match=words) as caught:
-        take_step(trainer, tmp_path / "000001-a")
-    assert type(caught.value) is expected
-    assert "\n" not in str(caught.value)
-    assert take_step(trainer, tmp_path / "000001-b").folder is not None
-
-
-def test_a_service_that_failed_is_left_alone_for_a_while(
-    make: Make, sdk: TrainingSdk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trainer = make()
-    monkeypatch.setattr(training_session, "RETRY_SECONDS", 60.0)
-    sdk.fails["forward"] = StatusError(503, "overloaded")
-    for _ in range(3):
-        with pytest.raises(TrainerAbsent, match="overloaded"):
-            take_step(trainer, tmp_path / "000001-a")
-    assert len(sdk.models) == 1
-    monkeypatch.setattr(training_session, "RETRY_SECONDS", 0.0)
-    assert take_step(trainer, tmp_path / "000001-b").folder is not None
 
 
 def test_a_version_of_another_base_rank_or_trainer_is_refused(make: Make, tmp_path: Path) -> None:

@@ -75,6 +75,8 @@ class AdapterDouble:
 
     def optim_step(self, adam: SimpleNamespace) -> Future[Any]:
         def run() -> SimpleNamespace:
+            if self.delta.grad is None:  # a call that is repeated: SkyRL's server applies a gradient of 0
+                self.delta.grad = torch.zeros_like(self.delta)
             norm = torch.nn.utils.clip_grad_norm_([self.delta], adam.grad_clip_norm)
             betas = (adam.beta1, adam.beta2)
             optimizer = torch.optim.AdamW([self.delta], lr=adam.learning_rate, betas=betas, eps=adam.eps)
@@ -113,7 +115,11 @@ class AdapterDouble:
 
 @dataclass
 class TrainingSdk:
-    """The module `tinker`. `fails`: call -> error that it raises once; `loses`: calls that work and then raise it."""
+    """The module `tinker`. `fails`: call -> error that it raises once; `loses`: calls that work and then raise it.
+
+    `repeats`: call -> how often it is done twice: its answer is lost, and the SDK repeats it. `changes`: call -> what
+    becomes of its next answer.
+    """
 
     reduction: str = "sum"
     saved: dict[str, Any] = field(default_factory=dict)
@@ -123,14 +129,19 @@ class TrainingSdk:
     models: list[dict[str, Any]] = field(default_factory=list)
     fails: dict[str, Exception] = field(default_factory=dict)
     loses: dict[str, Exception] = field(default_factory=dict)
+    repeats: dict[str, int] = field(default_factory=dict)
+    changes: dict[str, Callable[[Any], Any]] = field(default_factory=dict)
 
     def answer(self, call: str, run: Callable[[], Any]) -> Any:
         if call in self.fails:
             raise self.fails.pop(call)
+        if self.repeats.get(call, 0) > 0:
+            self.repeats[call] -= 1
+            run()
         found = run()
         if call in self.loses:
             raise self.loses.pop(call)
-        return found
+        return self.changes.pop(call, lambda answer: answer)(found)
 
     class ModelInput:
         @staticmethod

@@ -30,7 +30,8 @@ DEPLOY_COMMAND = "openclaw-rl fireworks deploy"
 
 def http_client(config: Config) -> HttpClient:
     """Return a client for the inference API."""
-    return HttpClient(f"{config.fireworks.url.rstrip('/')}/inference", "openai", api_key=config.fireworks.api_key)
+    url, key = f"{config.fireworks.url.rstrip('/')}/inference", config.fireworks.api_key
+    return HttpClient(url, "openai", api_key=key, key_setting="fireworks.api_key (FIREWORKS_API_KEY)")
 
 
 def served_name(fireworks: FireworksConfig, model: str) -> str:
@@ -161,7 +162,7 @@ class FireworksEngine(OpenAiEngine):
 def _plain_answer(answer: Any) -> Any:
     """Return a whole answer in the shape of vLLM, with the prompt ids that the service read."""
     decoded = msgspec.to_builtins(fireworks_api.decode_event(msgspec.json.encode(answer)))
-    for made, given in zip(decoded["choices"], answer["choices"], strict=True):
+    for made, given in zip(decoded["choices"], answer.get("choices", ()), strict=True):
         if given.get("prompt_token_ids") is not None:
             made["prompt_token_ids"] = given["prompt_token_ids"]
     return decoded

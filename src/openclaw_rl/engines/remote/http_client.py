@@ -48,14 +48,20 @@ class HttpClient:
     """Client for the server at `url`, such as `http://host:port`, with or without a final `/v1`.
 
     `backend`: kind of the server, as in `engine.backend`. `socket`: connect to this Unix socket instead; `url` is then
-    only a name.
+    only a name. `key_setting`: where the key is set, for messages.
     """
 
     def __init__(
-        self, url: str, backend: str = "vllm", *, socket: Path | None = None, api_key: str | None = None
+        self,
+        url: str,
+        backend: str = "vllm",
+        *,
+        socket: Path | None = None,
+        api_key: str | None = None,
+        key_setting: str = "engine.api_key (OPENCLAW_ENGINE_API_KEY)",
     ) -> None:
         self.url, self.socket = url.rstrip("/").removesuffix("/v1").rstrip("/"), socket
-        self._health_path = _HEALTH_PATHS[backend]
+        self._health_path, self._key_setting = _HEALTH_PATHS[backend], key_setting
         self._headers = {"Content-Type": "application/json"}
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
@@ -159,9 +165,7 @@ class HttpClient:
         words = error_message(raw)
         if status in (401, 403):
             return RequestRefused(
-                f"the engine at {self.address} refused the key ({status}). "
-                "Set engine.api_key (OPENCLAW_ENGINE_API_KEY)",
-                status,
+                f"the engine at {self.address} refused the key ({status}). Set {self._key_setting}", status
             )
         if status in _UNAVAILABLE_STATUSES or any(sign in words for sign in _ENGINE_DEAD_MESSAGES):
             return EngineGone(f"the engine at {self.address} cannot answer ({status} {words})")

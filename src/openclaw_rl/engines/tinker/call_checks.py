@@ -28,6 +28,13 @@ def check_sampling(sampling: Sampling, top_logprobs: int) -> None:
         raise SamplingUnsupported("Tinker returns no alternatives (top_logprobs): ask for the sampled tokens alone")
 
 
+def first_sequence(answer: Any) -> Any:
+    """Return the reply in an answer. Raises `EngineError` without one."""
+    if not answer.sequences:
+        raise EngineError("Tinker returned no reply; expected one")
+    return answer.sequences[0]
+
+
 def check_reply(
     tokens: Sequence[int], logprobs: Sequence[float] | None, stop_reason: str, stop_token_ids: Sequence[int]
 ) -> Literal["stop", "length"]:

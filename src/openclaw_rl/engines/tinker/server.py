@@ -20,7 +20,7 @@ from openclaw_rl.engines.base import EngineInfo, check_scored_lengths, max_reply
 from openclaw_rl.engines.embedded import protocol
 from openclaw_rl.engines.remote.loaded_versions import LoadedVersion, VersionTable
 from openclaw_rl.engines.socket_server import EngineConnection, bind_socket, serve_until_stopped
-from openclaw_rl.engines.tinker.call_checks import check_reply, check_sampling, response_logprobs
+from openclaw_rl.engines.tinker.call_checks import check_reply, check_sampling, first_sequence, response_logprobs
 from openclaw_rl.engines.tinker.launch import known_context_length
 from openclaw_rl.engines.tinker.samplers import VersionSamplers
 from openclaw_rl.errors import EngineError, ModelLost
@@ -124,7 +124,7 @@ class TinkerServer:
         finally:
             self._table.end_use(held)
             self._discard_unused()
-        reply = answer.sequences[0]
+        reply = first_sequence(answer)
         finish = check_reply(reply.tokens, reply.logprobs, reply.stop_reason, call.stop_token_ids)
         count = len(reply.tokens)
         return protocol.TokensReply([call.id] * count, list(reply.tokens), list(reply.logprobs), {call.id: finish})
@@ -147,9 +147,13 @@ class TinkerServer:
         return protocol.ScoreReply(call.id, protocol.pack_logprobs(found))
 
     async def _ask_sampler(self, held: LoadedVersion, start: Callable[[Any], Future[T]]) -> T:
-        """Call the version's sampling client; once more if the service lost its model. Raises `EngineError`."""
-        sampler = await self._samplers.find_or_create(held.adapter)
+        """Call the version's sampling client; once more if the service lost its model, or the session.
+
+        Raises `EngineError`.
+        """
+        sampler: Any = None
         try:
+            sampler = await self._samplers.find_or_create(held.adapter)
             return await self._wait_result(start(sampler))
         except ModelLost:
             self._samplers.forget_all(sampler)

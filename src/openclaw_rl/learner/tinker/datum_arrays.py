@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from openclaw_rl.errors import EngineError, ModelError
 from openclaw_rl.types import Ids, Logprobs
 
 FloatArray = NDArray[np.float32]
@@ -52,8 +53,14 @@ def scale_for_reduction(data: Sequence[DatumArrays], reduction: Literal["sum", "
 
 
 def response_part(values: Any, response: int) -> Logprobs:
-    """Return the last `response` of a sequence's values. Raises `ValueError` if there are fewer or some are missing."""
+    """Return the last `response` of a sequence's values.
+
+    Raises `EngineError` if there are fewer, which says nothing about the sequence; `ModelError` if one is not finite.
+    """
     found = np.array(values, dtype=np.float64)[-response:]
-    if len(found) != response or not np.all(np.isfinite(found)):
-        raise ValueError(f"Tinker returned {int(np.isfinite(found).sum())} log-probabilities for {response} tokens")
+    if len(found) != response:
+        raise EngineError(f"Tinker returned {len(found)} log-probabilities for {response} tokens; expected all")
+    if not np.all(np.isfinite(found)):
+        wrong = int((~np.isfinite(found)).sum())
+        raise ModelError(f"Tinker returned {wrong} log-probabilities that are not finite for {response} tokens")
     return found.astype(np.float32)

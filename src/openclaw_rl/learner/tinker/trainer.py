@@ -8,6 +8,7 @@ Shapes: R response tokens of a sample.
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,7 +25,13 @@ from openclaw_rl.learner.loss.scored_batch import ScoredBatch
 from openclaw_rl.learner.model import state_files
 from openclaw_rl.learner.optim.optimizer import scheduled_learning_rate
 from openclaw_rl.learner.staleness import drop_stale, no_signal_reason
-from openclaw_rl.learner.step_metrics import EpochResult, epoch_metrics, no_step_reason, policy_metrics
+from openclaw_rl.learner.step_metrics import (
+    ZERO_GRADIENT,
+    EpochResult,
+    epoch_metrics,
+    no_step_reason,
+    policy_metrics,
+)
 from openclaw_rl.learner.tinker.datum_arrays import DatumArrays, make_datum
 from openclaw_rl.learner.tinker.token_gradients import TokenGradients, compute_token_gradients
 from openclaw_rl.learner.tinker.training_budget import TrainingBudget
@@ -36,7 +43,9 @@ from openclaw_rl.tinker.service import TinkerService
 from openclaw_rl.tinker.version_file import TinkerVersion, encode_version, read_version
 from openclaw_rl.types import Logprobs, PolicyRef
 
+log = logging.getLogger(__name__)
 MIN_STEP_SCALE = 2**-8  # smallest fraction of a step, as of the local trainer
+STEP_ATTEMPTS = 3  # with a gradient of 0, which a step has that the service takes a second time
 _GRADIENT_NORMS = ("grad_norm", "skyrl.ai/grad_norm")  # names in the metrics of a step at the service
 
 
@@ -100,7 +109,7 @@ class TinkerTrainer:
             return self._no_step_result({}, unusable)
         self._session.restore(self._state)
         batch = self._score_batch(usable)
-        batch.dropped.update({turn: why for turn, why in unusable.items() if turn not in self._turns_of(batch)})
+        batch.dropped.update(unusable)
         if not any(term.has_gradient for term in batch.terms):
             return self._no_step_result(self._usage.metrics, _every(batch, "every advantage of the batch is 0"))
         lengths = LengthEma(self._method_state, decay=self._train.loss.length_ema_decay)
@@ -110,6 +119,8 @@ class TinkerTrainer:
         if why := no_step_reason([epoch]):
             return self._no_step_result(self._usage.metrics, _every(batch, why))
         metrics = self._take_bounded_step(batch, gradients)
+        if metrics is None:
+            return self._no_step_result(self._usage.metrics, _every(batch, ZERO_GRADIENT))
         metrics |= self._update_state(batch, lengths)
         self._write_version(Path(out))
         digest, files = hash_folder(out)
@@ -156,29 +167,46 @@ class TinkerTrainer:
         dropped |= {sample.turn: no_signal_reason(sample) for sample in samples if sample.turn not in used}
         return _Batch(batch, terms, members, dropped)
 
-    def _take_bounded_step(self, batch: _Batch, gradients: TokenGradients) -> dict[str, float]:
+    def _take_bounded_step(self, batch: _Batch, gradients: TokenGradients) -> dict[str, float] | None:
         """Take the step; while it moves the policy too far, take it again from the start at half the learning rate.
 
-        The gradient is the same again and Adam's step is proportional to the rate, so this halves the step.
+        The gradient is the same again and Adam's step is proportional to the rate, so this halves the step. Return the
+        metrics; None if the gradient at the service is 0.
         """
         data = [self._make_datum(batch, i, a) for i, a in zip(batch.members, gradients.advantages, strict=True)]
         sent = [datum for datum in data if datum.advantages.any()]
         full = scheduled_learning_rate(self._train, steps=self._steps, samples=self._samples_seen)
         rows, scale = [batch.scored.rows[i] for i in batch.members], 1.0
         while True:
-            norms = self._session.take_step(sent, full * scale)
+            norm = self._take_step_once(sent, full * scale)
+            if norm == 0:
+                return None
             after = [_to_tensor(found) for found in self._session.policy_logprobs(rows)]
             metrics = policy_metrics(batch.scored, batch.members, after)
             if metrics["kl/step"] <= self._train.safety.max_step_kl or scale <= MIN_STEP_SCALE:
                 break
             scale /= 2
             self._session.restore(self._state)
-        norm = next((norms[name] for name in _GRADIENT_NORMS if name in norms), None)
         metrics |= epoch_metrics([_as_epoch(gradients, norm=norm or 0.0)], batch.terms)
         del metrics["entropy"]  # the service does not return what it would need
         if norm is None:
             del metrics["gradient/norm"]
         return metrics | {"step/scale": scale, "learning_rate": full, "turns": float(len(self._turns_of(batch)))}
+
+    def _take_step_once(self, sent: Sequence[DatumArrays], rate: float) -> float | None:
+        """Take the step. Return the norm of its gradient; None: not known.
+
+        Where an answer is lost, the SDK repeats the call. A service that does not recognise it, such as SkyRL's, moves
+        by its momentum again, with a gradient of 0: the step then starts over. If it stays 0, it is the batch's.
+        """
+        for _ in range(STEP_ATTEMPTS):
+            norms = self._session.take_step(sent, rate)
+            norm = next((norms[name] for name in _GRADIENT_NORMS if name in norms), None)
+            if norm != 0:
+                return norm
+            log.warning("the Tinker service took a step without a gradient, as when a call is repeated: it starts over")
+            self._session.restore(self._state)
+        return 0.0
 
     def _make_datum(self, batch: _Batch, i: int, advantages: Any) -> DatumArrays:
         sample, logp = batch.scored.samples[i], batch.scored.student[i].numpy()
@@ -225,12 +253,17 @@ def _as_epoch(gradients: TokenGradients, *, norm: float) -> EpochResult:
 
 
 def _split_usable(samples: Sequence[Sample]) -> tuple[list[Sample], dict[str, str]]:
-    """Return the samples that the service can compute on, and why it cannot on the turns of the others."""
-    reasons = {
-        sample.turn: f"sampled at temperature {sample.temperature:g}; Tinker computes at temperature 1"
-        if sample.temperature != 1
-        else "a reply of the teacher: Tinker has no loss for it"
-        for sample in samples
-        if sample.temperature != 1 or sample.from_teacher
-    }
-    return [sample for sample in samples if sample.turn not in reasons], reasons
+    """Return the samples that the service can compute on, and why the turns without such a sample are left out.
+
+    A turn may have two samples, one of them under the plain prompt in place of one with lessons.
+    """
+    usable = [sample for sample in samples if _unusable_reason(sample) is None]
+    turns = {sample.turn for sample in usable}
+    reasons = {sample.turn: why for sample in samples if (why := _unusable_reason(sample)) is not None}
+    return usable, {turn: why for turn, why in reasons.items() if turn not in turns}
+
+
+def _unusable_reason(sample: Sample) -> str | None:
+    if sample.temperature != 1:
+        return f"sampled at temperature {sample.temperature:g}; Tinker computes at temperature 1"
+    return "a reply of the teacher: Tinker has no loss for it" if sample.from_teacher else None

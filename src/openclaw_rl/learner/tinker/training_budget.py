@@ -25,7 +25,7 @@ class TrainingBudget:
             return 0
         try:
             return int(json.loads(self._file.read_text(encoding="utf-8"))["training_tokens"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
             raise ModelError(
                 f"{self._file} cannot be read ({error}). Correct it, or remove it to count from zero"
             ) from None

@@ -64,8 +64,9 @@ class TrainingSession:
         self._count(data, trained=False)
         sent, loss = self._to_sdk(data, "cross_entropy"), "cross_entropy"
         answer = self._finish(lambda: self._client.forward(sent, loss), of_batch=True)
-        outputs = [output["logprobs"].tolist() for output in answer.loss_fn_outputs]
-        return [response_part(found, len(row.response_ids)) for row, found in zip(rows, outputs, strict=True)]
+        return self._run_blocking(
+            lambda: _response_parts(rows, [output["logprobs"].tolist() for output in answer.loss_fn_outputs])
+        )
 
     def base_logprobs(self, rows: Sequence[TokenSequence]) -> list[Logprobs]:
         """Return [R] log-probabilities of each response under the base."""
@@ -77,7 +78,7 @@ class TrainingSession:
         self._usage.add_tokens(sum(map(len, sequences)), trained=False)
         started = [self._service.start_scoring(self._base, ids) for ids in sequences]
         found = [self._wait_started(one) for one in started]
-        return [response_part(values, len(row.response_ids)) for row, values in zip(rows, found, strict=True)]
+        return self._run_blocking(lambda: _response_parts(rows, found))
 
     def take_step(self, data: Sequence[DatumArrays], rate: float) -> dict[str, float]:
         """Take one optimizer step on the importance-sampling loss. Return the service's metrics of it."""
@@ -134,6 +135,8 @@ class TrainingSession:
             raise self._to_trainer_error(error, of_batch=of_batch) from None
 
     def _to_trainer_error(self, error: Exception, *, of_batch: bool) -> Exception:
+        if isinstance(error, ModelError):
+            return error
         found = self._service.to_engine_error(error)
         kind = classify_error(error) if of_batch and not isinstance(error, EngineError) else "absent"
         if kind == "absent":
@@ -145,3 +148,10 @@ class TrainingSession:
         self.reset()  # gradients of a call without an answer may be there
         self._failed = time.monotonic(), TrainerAbsent(str(error))
         return self._failed[1]
+
+
+def _response_parts(rows: Sequence[TokenSequence], found: Sequence[Any]) -> list[Logprobs]:
+    """Return [R] values of each response. Raises `EngineError` for an answer that has not all of them."""
+    if len(found) != len(rows):
+        raise EngineError(f"Tinker returned log-probabilities of {len(found)} of {len(rows)} sequences; expected all")
+    return [response_part(values, len(row.response_ids)) for row, values in zip(rows, found, strict=True)]

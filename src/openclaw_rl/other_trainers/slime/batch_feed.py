@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import uuid
@@ -12,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from openclaw_rl.engines.remote import trainer_weights
-from openclaw_rl.other_trainers.batch_stream import SOCKET_NAME, BatchStream, StartWeights, StreamEnded, TurnBatch
+from openclaw_rl.other_trainers.batch_stream import BatchStream, StartWeights, StreamEnded, TurnBatch
 from openclaw_rl.other_trainers.slime import teacher, weight_files
 from openclaw_rl.other_trainers.slime.mailbox import POLL_SECONDS, Mailbox
 from openclaw_rl.other_trainers.slime.options import SlimeOptions, method_problem
-from openclaw_rl.other_trainers.slime.samples import Fields, Row, fill_up, sample_fields, unfit_reason
+from openclaw_rl.other_trainers.slime.samples import Fields, Row, fill_up, sample_fields, split_fit_rows
 
 _CONCURRENT_SCORINGS = 8
 CONNECT_SECONDS = 600.0
@@ -41,7 +42,7 @@ class BatchFeed:
     def __init__(self, options: SlimeOptions, *, connect_seconds: float = CONNECT_SECONDS) -> None:
         """Connect. Raises `StreamEnded` if no train worker waits, `FeedUnfit` if its settings do not fit."""
         self._options, self._mailbox = options, Mailbox(options.mailbox)
-        _wait_for_socket(options.home / SOCKET_NAME, connect_seconds)
+        _wait_for_worker(options.home, connect_seconds)
         self._stream = BatchStream.connect(options.home, name="slime")
         self._batches = iter(self._stream)
         self._method = str(self._stream.welcome["method"])
@@ -116,9 +117,7 @@ class BatchFeed:
 
     def _prepare(self, rows: Sequence[Row]) -> PreparedBatch:
         options, has_teacher = self._options, self._options.teacher_url is not None
-        reasons = [unfit_reason(row, temperature=options.temperature, has_teacher=has_teacher) for row in rows]
-        dropped = {row["turn"]: why for row, why in zip(rows, reasons, strict=True) if why is not None}
-        kept = [row for row, why in zip(rows, reasons, strict=True) if why is None]
+        kept, dropped = split_fit_rows(rows, temperature=options.temperature, has_teacher=has_teacher)
         with ThreadPoolExecutor(_CONCURRENT_SCORINGS) as pool:
             scored = list(pool.map(self._score_teacher, kept))
         pairs = enumerate(zip(kept, scored, strict=True))
@@ -167,8 +166,11 @@ class BatchFeed:
         )
 
 
-def _wait_for_socket(path: Path, seconds: float) -> None:
-    """Return when the train worker listens, or after these seconds."""
+def _wait_for_worker(home: Path, seconds: float) -> None:
+    """Return when the train worker answers, or after these seconds. A worker that was killed leaves its socket."""
     deadline = time.monotonic() + seconds
-    while not path.exists() and time.monotonic() < deadline:
+    while time.monotonic() < deadline:
+        with contextlib.suppress(StreamEnded):
+            BatchStream.describe_worker(home)
+            return
         time.sleep(POLL_SECONDS)

@@ -11,6 +11,18 @@ Row = Mapping[str, Any]
 Fields = dict[str, Any]
 
 
+def split_fit_rows(rows: Sequence[Row], *, temperature: float, has_teacher: bool) -> tuple[list[Row], dict[str, str]]:
+    """Return the rows that slime trains on, and why the turns without such a row are left out.
+
+    A turn whose prompt had lessons has two rows, one of which has no importance ratio.
+    """
+    reasons = [unfit_reason(row, temperature=temperature, has_teacher=has_teacher) for row in rows]
+    fit = [row for row, why in zip(rows, reasons, strict=True) if why is None]
+    turns = {row["turn"] for row in fit}
+    unfit = {row["turn"]: why for row, why in zip(rows, reasons, strict=True) if why is not None}
+    return fit, {turn: why for turn, why in unfit.items() if turn not in turns}
+
+
 def unfit_reason(row: Row, *, temperature: float, has_teacher: bool) -> str | None:
     """Return why slime would train wrongly on this row, or None."""
     if row["from_teacher"]:

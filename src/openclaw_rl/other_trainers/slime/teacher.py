@@ -6,6 +6,7 @@ import json
 import math
 import urllib.request
 from collections.abc import Sequence
+from http.client import HTTPException
 from typing import Any
 
 _TIMEOUT = 300.0  # seconds
@@ -54,5 +55,5 @@ def post_json(url: str, body: dict[str, Any]) -> Any:
     try:
         with urllib.request.urlopen(request, timeout=_TIMEOUT) as answer:
             return json.loads(answer.read())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, HTTPException) as error:
         raise TeacherUnfit(f"{url}: {error}. Expected an SGLang server with the base (--rm-url)") from error

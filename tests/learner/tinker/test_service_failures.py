@@ -1,0 +1,164 @@
+"""Failures of the Tinker service: a step is taken once, and no turn is blamed for what the service did."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tests.learner.tinker.conftest import Make, RequestFailedError, StatusError, take_step
+from tests.learner.tinker.training_sdk import TrainingSdk
+
+from openclaw_rl.errors import ModelError, TooLarge, TrainerAbsent
+from openclaw_rl.learner.step_metrics import ZERO_GRADIENT
+from openclaw_rl.learner.tinker import training_session
+from openclaw_rl.learner.tinker.trainer import STEP_ATTEMPTS
+
+LOST = ["forward", "forward_backward", "optim_step", "save_state", "save_sampler", "load_state"]
+
+
+@pytest.mark.parametrize("call", LOST)
+@pytest.mark.parametrize("is_lost", [False, True], ids=["failed", "answer lost"])
+def test_a_step_whose_answer_is_lost_is_not_taken_twice(
+    make: Make, sdk: TrainingSdk, tmp_path: Path, call: str, is_lost: bool
+) -> None:
+    calm, trainer = make(), make()
+    for one in (calm, trainer):
+        result = take_step(one, tmp_path / f"000001-{id(one)}")
+        one.load(folder=result.folder, memory=result.memory)
+    expected = take_step(calm, tmp_path / "000002-calm")
+    (sdk.loses if is_lost else sdk.fails)[call] = StatusError(503, "gone")
+    with pytest.raises(TrainerAbsent, match="does not answer"):
+        take_step(trainer, tmp_path / "000002-lost")
+    assert not (tmp_path / "000002-lost").exists()
+    trainer.load(folder=result.folder, memory=result.memory)  # as the train loop does
+    found = take_step(trainer, tmp_path / "000002-again")
+    path = "tinker://run/weights/openclaw-000002-"
+    torch.testing.assert_close(sdk.saved[f"{path}again"], sdk.saved[f"{path}calm"], rtol=0, atol=0)
+    assert found.memory == expected.memory
+
+
+def test_a_call_that_the_sdk_repeats_is_one_step(make: Make, sdk: TrainingSdk, tmp_path: Path) -> None:
+    """SkyRL's server does not recognise it: a second step has no gradient, and moves by the momentum of the first."""
+    trainer = make()
+    one = take_step(trainer, tmp_path / "000001-a")
+    trainer.load(folder=one.folder, memory=one.memory)
+    expected = take_step(trainer, tmp_path / "000002-calm")
+    trainer.load(folder=one.folder, memory=one.memory)
+    sdk.repeats["optim_step"] = 2
+    found = take_step(trainer, tmp_path / "000002-again")
+    path = "tinker://run/weights/openclaw-000002-"
+    torch.testing.assert_close(sdk.saved[f"{path}again"], sdk.saved[f"{path}calm"], rtol=0, atol=0)
+    assert found.metrics["gradient/norm"] == expected.metrics["gradient/norm"] > 0
+    sdk.repeats["optim_step"] = STEP_ATTEMPTS
+    still = take_step(trainer, tmp_path / "000003-b")
+    assert (still.folder, sdk.repeats["optim_step"]) == (None, 0)
+    assert set(still.dropped.values()) >= {ZERO_GRADIENT}
+
+
+@pytest.mark.parametrize(
+    ("call", "failure", "expected", "words"),
+    [
+        ("connect", StatusError(401, "bad key"), TrainerAbsent, "Set TINKER_API_KEY"),
+        ("create", ValueError("LoRA rank 64 must be between 1 and 8"), TrainerAbsent, "Set train.lora.rank"),
+        ("create", ValueError("no place for an adapter"), TrainerAbsent, "no place for an adapter"),
+        ("forward", StatusError(400, "the sequence exceeds the context"), TooLarge, "engine.max_context"),
+        (
+            "forward_backward",
+            ValueError("Model model_1 not loaded (likely stale request)"),
+            TrainerAbsent,
+            "no longer has a model",
+        ),
+        ("score", StatusError(422, "a token that is none"), ModelError, "a token that is none"),
+        ("forward", RequestFailedError("a shape that is none", "unknown"), ModelError, "a shape that is none"),
+        ("forward", RequestFailedError("no memory on rank 3", "server"), TrainerAbsent, "failed .no memory on rank 3"),
+        (
+            "forward",
+            json.JSONDecodeError("Expecting value", "<html>", 0),
+            TrainerAbsent,
+            "no proxy answers in its place",
+        ),
+        ("score", AttributeError("'str' object has no attribute 'request_id'"), TrainerAbsent, "its SDK cannot read"),
+        ("create", StatusError(404, "Session not found"), TrainerAbsent, "has ended this session"),
+        ("save_state", ConnectionResetError("cut"), TrainerAbsent, "Check the network"),
+    ],
+)
+def test_failures_blame_the_service_or_the_batch(
+    make: Make, sdk: TrainingSdk, tmp_path: Path, call: str, failure: Exception, expected: type, words: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("openclaw_rl.tinker.service.RECONNECT_SECONDS", 0.0)
+    trainer = make()
+    sdk.fails[call] = failure
+    with pytest.raises(expected, match=words) as caught:
+        take_step(trainer, tmp_path / "000001-a")
+    assert type(caught.value) is expected
+    assert "\n" not in str(caught.value)
+    assert take_step(trainer, tmp_path / "000001-b").folder is not None
+
+
+def lose_one(answer: Any) -> Any:
+    answer.loss_fn_outputs.pop()
+    return answer
+
+
+def harm_first(harm: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Any], Any]:
+    def change(answer: Any) -> Any:
+        answer.loss_fn_outputs[0]["logprobs"] = harm(answer.loss_fn_outputs[0]["logprobs"])
+        return answer
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "expected", "words"),
+    [
+        (lose_one, TrainerAbsent, "of 3 of 4 sequences"),
+        (harm_first(lambda found: found[:2]), TrainerAbsent, "returned 2 log-probabilities for 5 tokens"),
+        (lambda _: SimpleNamespace(loss_fn_outputs=[{}]), TrainerAbsent, "its SDK cannot read .'logprobs'"),
+        (harm_first(lambda found: found * torch.nan), ModelError, "5 log-probabilities that are not finite"),
+    ],
+    ids=["a sequence", "tokens", "a field", "not finite"],
+)
+def test_an_answer_that_lacks_something_is_no_fault_of_the_batch(
+    make: Make, sdk: TrainingSdk, tmp_path: Path, change: Callable[[Any], Any], expected: type, words: str
+) -> None:
+    trainer = make()
+    sdk.changes["forward"] = change
+    with pytest.raises(expected, match=words):
+        take_step(trainer, tmp_path / "000001-a")
+    assert take_step(trainer, tmp_path / "000001-b").folder is not None
+
+
+def test_a_session_that_the_service_ended_is_opened_again(
+    make: Make, sdk: TrainingSdk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Any] = []
+    first = TrainingSdk.ServiceClient
+    monkeypatch.setattr(TrainingSdk, "ServiceClient", lambda self, **given: opened.append(1) or first(self))
+    trainer = make()
+    take_step(trainer, tmp_path / "000001-a")
+    for call in ("load_state", "create"):
+        sdk.fails[call] = StatusError(404, "Session not found")
+        with pytest.raises(TrainerAbsent, match="The next call opens another one"):
+            take_step(trainer, tmp_path / "000001-b")
+    assert take_step(trainer, tmp_path / "000001-c").folder is not None
+    assert len(opened) == 3
+
+
+def test_a_service_that_failed_is_left_alone_for_a_while(
+    make: Make, sdk: TrainingSdk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make()
+    monkeypatch.setattr(training_session, "RETRY_SECONDS", 60.0)
+    sdk.fails["forward"] = StatusError(503, "overloaded")
+    for _ in range(3):
+        with pytest.raises(TrainerAbsent, match="overloaded"):
+            take_step(trainer, tmp_path / "000001-a")
+    assert len(sdk.models) == 1
+    monkeypatch.setattr(training_session, "RETRY_SECONDS", 0.0)
+    assert take_step(trainer, tmp_path / "000001-b").folder is not None

@@ -1,0 +1,211 @@
+"""A program that keeps to no rule at the socket of the trainer: no turn is used twice or blamed, no worker ends."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.train.external_world import World, connect_when_free, take_step
+
+from openclaw_rl.learner.trainer import LocalTrainer
+from openclaw_rl.other_trainers.batch_stream import BatchStream, StartWeights, TurnBatch
+from openclaw_rl.store.heartbeats import AttemptLog
+from openclaw_rl.store.lineage import policies
+from openclaw_rl.train.rollback import apply_rollback, plan_rollback
+from openclaw_rl.train.undo import apply_undo, plan_undo
+
+Fill = Callable[..., list[str]]
+
+
+class RawProgram:
+    """A program in another language: it speaks the messages of docs/guides/other_trainers.md over the socket."""
+
+    def __init__(self, home: Path) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.connect(str(home / "trainer.sock"))
+        self._lines = self._socket.makefile("rb")
+        self.write({"hello": {"protocol": 1, "name": "raw", "pid": 1}})
+        self.read("welcome")
+
+    def write(self, *messages: dict[str, Any] | bytes) -> None:
+        """Send messages in one piece, or bytes as they are."""
+        lines = [line if isinstance(line, bytes) else json.dumps(line).encode() for line in messages]
+        self._socket.sendall(b"".join(line + b"\n" for line in lines))
+
+    def read(self, kind: str) -> Any:
+        message = json.loads(self._lines.readline())
+        assert list(message) == [kind], message
+        return message[kind]
+
+    def close(self) -> None:
+        self._lines.close()
+        self._socket.close()
+
+
+@pytest.fixture
+def program(world: World) -> Iterator[RawProgram]:
+    with closing(RawProgram(world.config.home_dir)) as made:
+        yield made
+
+
+@pytest.mark.timeout(60)
+def test_an_answer_that_is_sent_twice_counts_once(
+    world: World, local: LocalTrainer, fill: Fill, program: RawProgram
+) -> None:
+    """Also where the second one arrives with the next batch, whose turns are not blamed for it."""
+    given = fill(world.store, 8)
+    with world.in_background():
+        load = StartWeights(program.read("load")["folder"])
+        program.write({"loaded": True})
+        for number in (1, 2):
+            batch = TurnBatch(**program.read("batch"), load=load, _stream=None)  # type: ignore[arg-type]
+            take_step(local, batch)
+            program.write(*[{"done": {"id": number}}] * 2)
+            assert program.read("kept") == {"id": number}
+    assert world.used() == {1: given[:4], 2: given[4:]}
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        ({"done": {"id": 7}}, "it answered for batch 7; expected 1"),
+        ({"done": {"id": None}}, "it answered for batch None; expected 1"),
+        ({"done": {"id": 1, "dropped": {"none": "why"}}}, "batch 1 has no turn 'none'; expected ids of its rows"),
+        ({"loaded": True}, "unexpected message 'loaded'; expected done or failed"),
+        (b"[" * 60000, None),
+        (b"{", None),
+        (b"\xff\xfe", None),
+    ],
+)
+@pytest.mark.timeout(60)
+def test_an_answer_that_is_none_frees_the_batch(
+    world: World, local: LocalTrainer, fill: Fill, program: RawProgram, answer: dict[str, Any] | bytes, reason: str
+) -> None:
+    given = fill(world.store, 4)
+    with world.in_background():
+        program.read("load")
+        program.write({"loaded": True})
+        program.read("batch")
+        program.write(answer)
+        if reason is not None:
+            assert program.read("refused") == reason
+        with connect_when_free(world.config.home_dir) as stream:
+            batch = stream.current_batch()
+            take_step(local, batch)
+            assert batch.acknowledge()
+    assert world.used() == {1: given}, "no turn was blamed"
+
+
+@pytest.mark.timeout(60)
+def test_a_greeting_that_is_none_keeps_the_socket_open(world: World) -> None:
+    for words in (b"[" * 60000, b"7", b"[]", b'{"hello": 1}', b'{"hello": {"protocol": 9}}', b"\xff"):
+        with socket.socket(socket.AF_UNIX) as stranger:
+            stranger.connect(str(world.config.home_dir / "trainer.sock"))
+            stranger.sendall(words + b"\n")
+            stranger.recv(1 << 16)
+    with BatchStream.connect(world.config.home_dir) as stream:
+        assert stream.welcome["method"] == "binary"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "named"),
+    [
+        (shutil.rmtree, "the folder of the batch is gone"),
+        (lambda folder: (Path(folder) / ".cache").mkdir(), "wrote no weights"),
+    ],
+)
+@pytest.mark.timeout(60)
+def test_a_folder_that_is_gone_or_has_hidden_files_ends_no_worker(
+    world: World, fill: Fill, spoil: Callable[[str], object], named: str
+) -> None:
+    given = fill(world.store, 4)
+    with world.in_background(), BatchStream.connect(world.config.home_dir) as stream:
+        batch = stream.current_batch()
+        spoil(batch.folder)
+        assert not batch.acknowledge()
+        assert named in str(batch.rejection)
+        batch = stream.current_batch()
+        spoil(batch.folder)
+        batch.acknowledge(dropped={row["turn"]: "all alike" for row in batch.rows})
+        assert batch.is_answered
+        assert {row["turn"] for row in batch.rows} <= set(given)
+        stream.current_batch().refuse("enough")
+
+
+@pytest.mark.timeout(60)
+def test_what_is_acknowledged_must_be_numbers_and_turns_of_the_batch(
+    world: World, local: LocalTrainer, fill: Fill
+) -> None:
+    fill(world.store, 4)
+    with world.in_background(), BatchStream.connect(world.config.home_dir) as stream:
+        batch = stream.current_batch()
+        take_step(local, batch)
+        with pytest.raises(ValueError, match="batch 1 has no turn 'none': expected ids of its rows"):
+            batch.acknowledge(dropped={"none": "why"})
+        with pytest.raises(TypeError):
+            batch.acknowledge({"loss/total": None})  # type: ignore[dict-item]
+        assert not batch.is_answered
+        assert batch.acknowledge({"loss/total": np.float32(0.5)})  # type: ignore[dict-item]
+    with world.store.read() as conn:
+        assert policies.head(conn).metrics["loss/total"] == 0.5
+
+
+@pytest.mark.timeout(60)
+def test_a_batch_that_a_program_has_is_not_blamed_for_the_end_of_the_train_worker(world: World, fill: Fill) -> None:
+    """A program may take hours, in which the machine is started again more than once."""
+    fill(world.store, 4)
+    with world.in_background(), BatchStream.connect(world.config.home_dir) as stream:
+        stream.current_batch()
+        assert AttemptLog(world.store, "train").deaths() == {}
+
+
+def undo_turn(world: World, turn: str) -> None:
+    with world.store.write() as conn:
+        apply_undo(conn, [plan_undo(conn, [turn])], reason="a test")
+
+
+@pytest.mark.timeout(60)
+def test_a_batch_with_a_turn_that_was_undone_meanwhile_is_not_kept(
+    world: World, local: LocalTrainer, fill: Fill
+) -> None:
+    given = fill(world.store, 5)
+    with world.in_background(), BatchStream.connect(world.config.home_dir) as stream:
+        batch = stream.current_batch()
+        take_step(local, batch)
+        undo_turn(world, given[1])
+        assert not batch.acknowledge()
+        assert f"taken back during the step: {given[1]}" in str(batch.rejection)
+        again = stream.current_batch()
+        assert again.load == StartWeights(None)
+        assert [row["turn"] for row in again.rows] == [given[0], *given[2:]]
+        take_step(local, again)
+        assert again.acknowledge()
+    assert list(world.used().values()) == [[given[0], *given[2:]]]
+
+
+@pytest.mark.timeout(60)
+def test_a_batch_whose_head_was_rolled_back_meanwhile_is_not_kept(
+    world: World, local: LocalTrainer, fill: Fill
+) -> None:
+    given = fill(world.store, 8)
+    with world.in_background(), BatchStream.connect(world.config.home_dir) as stream:
+        for batch in (stream.current_batch() for _ in range(2)):
+            take_step(local, batch)
+            if batch.version == 2:
+                with world.store.write() as conn:
+                    apply_rollback(conn, plan_rollback(conn, 0), learn_again=False, reason="a test")
+            assert batch.acknowledge() == (batch.version == 1)
+        assert "but the head is now 0" in str(batch.rejection)
+        again = stream.current_batch()
+        assert again.load == StartWeights(None), "the weights of the version gone back to"
+        assert [row["turn"] for row in again.rows] == given[4:]
+        take_step(local, again)
+        assert again.acknowledge()
+    assert list(world.used().values()) == [given[4:]]
