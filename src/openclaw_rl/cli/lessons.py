@@ -49,7 +49,7 @@ def list_lessons(with_superseded: bool, as_json: bool, **options: Any) -> None:
 @home_options
 def edit_lesson(lesson: str, text: str, **options: Any) -> None:
     """Replace the text of LESSON. It stands in prompts until the weights follow the new text."""
-    from openclaw_rl.serve.lessons.lesson_picker import load_topics
+    from openclaw_rl.common.rules.lesson_topics import load_topics
     from openclaw_rl.store.lessons import removal
     from openclaw_rl.store.lessons.lessons import MAX_LESSON_CHARS, LessonScope
 
@@ -60,7 +60,7 @@ def edit_lesson(lesson: str, text: str, **options: Any) -> None:
     if len(words) > MAX_LESSON_CHARS:
         raise OpenClawError(f"the text has {len(words):,} characters, and a lesson at most {MAX_LESSON_CHARS:,}")
     config = load_config(**options)
-    wish = load_topics(config.judge).topic_of(words)
+    wish = load_topics(config.judge.wishes_path).topic_of(words)
     with _open_lesson(lesson, config) as (conn, found):
         topic = wish if found.scope_kind is not LessonScope.QUESTION else ""
         removal.replace_text(conn, found.id, words, topic=topic, at=time.time())

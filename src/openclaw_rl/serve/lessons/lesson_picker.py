@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -11,11 +10,8 @@ from typing import Literal
 
 from openclaw_rl.common.message_hash import message_text
 from openclaw_rl.common.rules.lesson_topics import HintTopics, Wishes, is_contradicted, is_opposed, normalise_lesson
-from openclaw_rl.common.rules.rule_files import load_rule_files, rules_path
-from openclaw_rl.errors import ConfigError
 from openclaw_rl.render.hint import hinted_index
 from openclaw_rl.serve.chat_request import ChatRequest
-from openclaw_rl.settings.schema_judge import JudgeConfig
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lessons.lessons import Lesson, LessonScope, LessonState, PromptContext, lessons_for
 from openclaw_rl.store.lessons.questions import question_hash
@@ -29,18 +25,7 @@ MAX_PROMPT_CHARS = 2000
 WISH_PREFIX = "wish/"
 """Begins the id of what the newest message says, of which the judge makes a lesson only after the reply to it."""
 
-log = logging.getLogger(__name__)
 LessonMode = Literal["until_learned", "always", "off"]
-
-
-def load_topics(judge: JudgeConfig) -> HintTopics:
-    """Return the topics by the judge's rules, or by the shipped ones with another judge; none if they are damaged."""
-    try:
-        rules, _ = load_rule_files(rules_path(judge.rules_path if judge.kind == "rules" else None))
-    except ConfigError as error:  # the judge reports it; replies need no wishes
-        log.warning("wishes in messages are not read: %s", error)
-        rules = ()
-    return HintTopics(rules)
 
 
 class LessonPicker:
