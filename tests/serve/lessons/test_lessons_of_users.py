@@ -109,7 +109,7 @@ def test_a_user_may_be_named_by_the_newer_field_of_openai(site: Site, route: str
     """Else the wish of one person is in the prompts of everybody behind the key."""
 
     def ask_as(person: str) -> Exchange:
-        asked = {"messages": [USER]} if route.startswith("chat") else {"input": "hi"}
+        asked: dict[str, Any] = {"messages": [USER]} if route.startswith("chat") else {"input": "hi"}
         body = {"model": site.config.model.name, "safety_identifier": person, **asked}
         answer = site.http.post(f"/v1/{route}", body)
         assert answer.status_code == 200, answer.text
