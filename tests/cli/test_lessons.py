@@ -124,6 +124,25 @@ def test_a_text_that_fits_no_prompt_is_refused(config: Config) -> None:
     assert stored(config, "aa") == replace(SHORT, weight=2.0)
 
 
+@pytest.mark.parametrize("text", ["a\x1b[31mred", "bad \udcff byte"])
+def test_a_text_with_control_characters_is_refused(config: Config, text: str) -> None:
+    done = CliRunner().invoke(cli, ["lessons", "edit", "aa", text, "--home", config.home])
+    assert "the text has control characters, or bytes that are no UTF-8" in str(done.exception)
+    assert stored(config, "aa") == replace(SHORT, weight=2.0)
+
+
+def test_an_edit_changes_what_a_lesson_wants(config: Config) -> None:
+    """Else the next "shorter, please" would be evidence of a lesson that asks for long answers."""
+    run(config, "edit", "aa", "Give long, detailed answers.")
+    found = stored(config, "aa")
+    assert found is not None
+    assert found.topic == "length/long"
+    run(config, "edit", "aa", "At most three pages.")
+    found = stored(config, "aa")
+    assert found is not None
+    assert found.topic == "length/long", "no rule reads the new text"
+
+
 def test_an_edit_of_a_superseded_lesson_says_that_it_is_in_no_prompt(config: Config) -> None:
     assert "it is in no prompt: aa superseded it" in run(config, "edit", "bb", "Three sentences.")
 

@@ -20,6 +20,7 @@ from openclaw_rl.errors import JudgeError
 from openclaw_rl.settings.load import from_flat
 from openclaw_rl.status import diagnose
 from openclaw_rl.status.report import collect_status
+from openclaw_rl.store.lessons import lessons
 from openclaw_rl.store.lineage import policies, training_queue, version_stats
 from openclaw_rl.testing import ScriptedJudge
 from openclaw_rl.types import JudgeInput, TurnState
@@ -275,3 +276,16 @@ def test_comparisons_are_limited(world: World) -> None:
     score_turns(world, alternating(20))
     judge = judge_all(world, lambda item: 1, 7)
     assert len(judge.seen) == len(pairs(world)) == 7
+
+
+def test_a_correction_is_a_lesson_also_beside_a_verdict_that_is_not_trusted(world: World) -> None:
+    score_turns(world, alternating(40))
+    judge_all(world, lambda item: 1, 40)
+    world.close("corrected", "hm")
+    world.give("corrected", correction="It is Canberra.")
+    world.close("other", "hm")
+    judge_all(world, lambda item: (-1, "Use a formal tone."), 40)
+    verdict = world.verdict("corrected")
+    assert verdict is not None
+    assert (verdict.judge, verdict.hints) == ("scripted", ("It is Canberra.",))
+    assert [lesson.text for lesson in read(world, lessons.list_lessons)] == ["It is Canberra."]

@@ -18,7 +18,7 @@ from openclaw_rl.common.message_hash import EphemeralMatcher
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.gates.reply_source import NoGateway, RepliesDelayed
 from openclaw_rl.methods.registry import make_method
-from openclaw_rl.practice import plan
+from openclaw_rl.practice import plan, prompts
 from openclaw_rl.practice.make_practice import make_practice
 from openclaw_rl.practice.prompts import MAX_REPLY_TOKENS
 from openclaw_rl.render.hint import lessons_hint, with_hint
@@ -302,6 +302,17 @@ def test_a_lesson_of_a_user_is_practised_on_their_prompts(
     assert [order.prompt_ids for order in replies.orders[2:]] == [plain, plain]
 
 
+def test_a_lesson_of_a_user_is_practised_however_much_others_talk(
+    store: Store, make_loop: MakeLoop, fill: Fill, replies: ScriptedReplies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompts, "MAX_PROMPTS", 2)
+    (turn,) = fill(store, 1, request={"user": "ann"})
+    fill(store, 2, question="Who painted it?", request={"user": "bob"})
+    add_lesson(store, of_user(SHORT, "ann"), [turn])
+    settle(make_loop(step_limit=1))
+    assert len(replies.orders) == 4
+
+
 def test_users_who_want_different_things_wait_for_a_clear_majority(
     store: Store, make_loop: MakeLoop, fill: Fill
 ) -> None:
@@ -538,3 +549,20 @@ def test_a_redacted_or_unanswered_prompt_is_not_asked_again(
     add_lesson(store, SHORT, turns_)
     settle(make_loop())
     assert replies.orders == []
+
+
+def test_the_note_is_short_and_names_what_is_practised(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+    (turn,) = fill(store, 1, question="What is the capital of Australia?")
+    messages = [{"role": "user", "content": "What is the capital of Australia?"}]
+    hashed = question_hash(messages, lambda message: False, key=store.secret)
+    fact = replace(SHORT, id="f", text="It is Canberra.", scope_kind=LessonScope.QUESTION, scope_value=hashed, topic="")
+    add_lesson(store, fact, [turn])
+    for number in range(5):
+        rule = f"Rule {number}. " + "Mind the tone. " * 60
+        add_lesson(store, replace(SHORT, id=f"l{number}", text=rule, topic=""), [turn])
+    loop = make_loop()
+    assert loop.run_once(), loop.note
+    assert 'practising "Rule 0. Mind' in loop.note
+    assert " and 2 more: 0 of 4 replies" in loop.note
+    assert "Canberra" not in loop.note, "it stands in the teacher's prompt, and is not practised"
+    assert len(loop.note) < 300

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tests.practice.conftest import SHORT, DivergingTrainer, MakeLoop, ScriptedReplies, add_lesson, settle
 
+from openclaw_rl.errors import OpenClawError
 from openclaw_rl.gates.reply_source import GateReply, ReplyOrder
 from openclaw_rl.methods.types import Sample, StepResult
 from openclaw_rl.store import turns
@@ -166,3 +167,80 @@ def test_a_lesson_that_is_forgotten_when_the_last_reply_comes(
 def _head(store: Store) -> policies.Policy:
     with store.read() as conn:
         return policies.head(conn)
+
+
+def test_an_undo_takes_what_was_practised_from_a_pinned_lesson(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+    (word,) = fill(store, 1)
+    add_lesson(store, replace(LASTING, is_pinned=True), [word])
+    settle(make_loop(max_divergence=0.35))
+    gone = practised(store)
+    assert gone
+    undo(store, word)
+    with store.read() as conn:
+        assert lessons.get(conn, "aa") is None
+        assert {found.state for id_ in gone if (found := turns.get(conn, id_)) is not None} == {TurnState.DROPPED}
+        assert policies.head(conn).version == 0
+
+
+def test_a_lesson_without_turns_says_how_to_undo_it(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+    """A pinned lesson stays when its turn is judged again and no longer gives it."""
+    (word,) = fill(store, 1)
+    add_lesson(store, replace(LASTING, is_pinned=True), [word])
+    settle(make_loop(max_divergence=0.35))
+    with store.write() as conn:
+        removal.remove_evidence(conn, [word], at=9e9, keep_pinned=True)
+        with pytest.raises(OpenClawError, match="no turn is left that gave lesson aa"):
+            select_turns(conn, lesson="aa")
+        removal.forget(conn, "aa", at=9e9)
+        assert set(select_turns(conn, lesson="aa")) == practised(store)
+
+
+def test_practice_with_an_earlier_text_is_not_trained_on(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+    (word,) = fill(store, 1)
+    add_lesson(store, LASTING, [word])
+    loop = make_loop(step_limit=1)
+    while not practised(store):
+        loop._practice.next_turns(_head(store), loop._keeper.acquire(), loop._keeper.clock())  # type: ignore[union-attr, arg-type]
+    earlier = practised(store)
+    with store.write() as conn:
+        removal.replace_text(conn, "aa", "One word.", at=9e9 + 1)
+    settle(loop)
+    assert trained(store)
+    assert not earlier & set.union(*trained(store))
+
+
+class EditingTrainer(DivergingTrainer):
+    """The text of the lesson is replaced while it steps the first time."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__()
+        self._store, self._has_edited = store, False
+
+    def step(self, samples: Sequence[Sample], out: str) -> StepResult:
+        if not self._has_edited:
+            self._has_edited = True
+            with self._store.write() as conn:
+                removal.replace_text(conn, "aa", "One word.", at=9e9 + 1)
+        return super().step(samples, out)
+
+
+@pytest.mark.parametrize("gate", [False, True])
+def test_a_lesson_that_is_edited_during_the_step(store: Store, make_loop: MakeLoop, fill: Fill, gate: bool) -> None:
+    """The divergence that the step measured is that of the earlier text."""
+    (word,) = fill(store, 1)
+    add_lesson(store, LASTING, [word])
+    loop = make_loop(EditingTrainer(store), step_limit=1, gate=gate)
+    while not _is_edited(store):
+        loop.run_once()
+    with store.read() as conn:
+        assert lessons.divergences_of(conn, "aa") == []
+    settle(loop)
+    with store.read() as conn:
+        used = [turns.current_verdict(conn, id_) for batch in trained(store) for id_ in batch]
+    assert {verdict.hints for verdict in used if verdict is not None} == {("One word.",)}
+
+
+def _is_edited(store: Store) -> bool:
+    with store.read() as conn:
+        found = lessons.get(conn, "aa")
+    return found is not None and found.text == "One word."

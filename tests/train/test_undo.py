@@ -187,6 +187,15 @@ def test_an_undo_by_words_lists_what_matches_before_it_asks(home: Home) -> None:
     assert home.head() == 2
 
 
+def test_a_long_hint_is_cut_where_hints_are_listed(home: Home) -> None:
+    home.learn(1, hints=("Mind the tone. " * 40,))
+    unknown = str(home.undo("--lesson", "nothing like this", "--yes").exception)
+    refused = home.undo("--lesson", "the tone", answer="n\n").output
+    for shown in (unknown, refused):
+        assert "Mind the tone. Mind" in shown
+        assert max(map(len, shown.splitlines())) < 250
+
+
 def test_by_the_id_of_a_lesson_which_goes_with_its_turns(home: Home) -> None:
     home.learn(2)
     lesson = Lesson(id="0badcafe", text="Keep answers short.", made_at=1.0, reinforced_at=1.0)

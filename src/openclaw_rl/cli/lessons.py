@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from openclaw_rl.settings.cli_options import home_options
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
+    from openclaw_rl.settings.load import Config
     from openclaw_rl.store.lessons.lessons import Lesson
 
 _lesson_argument = click.argument("lesson")
@@ -47,15 +49,21 @@ def list_lessons(with_superseded: bool, as_json: bool, **options: Any) -> None:
 @home_options
 def edit_lesson(lesson: str, text: str, **options: Any) -> None:
     """Replace the text of LESSON. It stands in prompts until the weights follow the new text."""
-    from openclaw_rl.store.lessons import lessons
-    from openclaw_rl.store.lessons.lessons import MAX_LESSON_CHARS
+    from openclaw_rl.common.rules.lesson_topics import load_topics
+    from openclaw_rl.store.lessons import removal
+    from openclaw_rl.store.lessons.lessons import MAX_LESSON_CHARS, LessonScope
 
     if not (words := " ".join(text.split())):
         raise OpenClawError("the text is empty. `openclaw-rl lessons forget` deletes a lesson")
+    if any(unicodedata.category(character) in ("Cc", "Cs") for character in words):
+        raise OpenClawError("the text has control characters, or bytes that are no UTF-8: expected plain text")
     if len(words) > MAX_LESSON_CHARS:
         raise OpenClawError(f"the text has {len(words):,} characters, and a lesson at most {MAX_LESSON_CHARS:,}")
-    with _open_lesson(lesson, options) as (conn, found):
-        lessons.edit_text(conn, found.id, words, at=time.time())
+    config = load_config(**options)
+    wish = load_topics(config.judge.wishes_path).topic_of(words)
+    with _open_lesson(lesson, config) as (conn, found):
+        topic = wish if found.scope_kind is not LessonScope.QUESTION else ""
+        removal.replace_text(conn, found.id, words, topic=topic, at=time.time())
     echo(f"{lesson}: {words}")
     if found.superseded_by is not None:
         echo(
@@ -70,7 +78,7 @@ def pin_lesson(lesson: str, **options: Any) -> None:
     """Keep LESSON in prompts, whatever is said later. The lesson that superseded it is superseded, and not pinned."""
     from openclaw_rl.store.lessons import lessons
 
-    with _open_lesson(lesson, options) as (conn, found):
+    with _open_lesson(lesson, load_config(**options)) as (conn, found):
         rival = lessons.pin_in_force(conn, found.id)
     echo(f"{lesson} is pinned: {found.text}")
     if rival is not None:
@@ -84,7 +92,7 @@ def unpin_lesson(lesson: str, **options: Any) -> None:
     """Let LESSON leave prompts, and be superseded by later ones."""
     from openclaw_rl.store.lessons import lessons
 
-    with _open_lesson(lesson, options) as (conn, found):
+    with _open_lesson(lesson, load_config(**options)) as (conn, found):
         lessons.set_pinned(conn, found.id, False)
     echo(f"{lesson} is not pinned: {found.text}")
 
@@ -100,22 +108,23 @@ def forget_lesson(lesson: str, yes: bool, **options: Any) -> None:
     """
     from openclaw_rl.store.lessons import removal
 
+    config = load_config(**options)
     if not yes:
-        with _open_lesson(lesson, options) as (_, found):
+        with _open_lesson(lesson, config) as (_, found):
             text = found.text
         click.confirm(f"Forget {to_printable(text)!r}?", abort=True)  # outside of the transaction, which holds a lock
-    with _open_lesson(lesson, options) as (conn, found):
+    with _open_lesson(lesson, config) as (conn, found):
         removal.forget(conn, found.id, at=time.time())
     echo(f"{lesson} is forgotten: {found.text}")
 
 
 @contextmanager
-def _open_lesson(lesson: str, options: dict[str, Any]) -> Iterator[tuple[Connection, Lesson]]:
+def _open_lesson(lesson: str, config: Config) -> Iterator[tuple[Connection, Lesson]]:
     """Open a transaction on the home's store with the lesson. Raises `OpenClawError` for an unknown id."""
     from openclaw_rl.status.report import open_store
     from openclaw_rl.store.lessons import lessons
 
-    with open_store(load_config(**options)) as store, store.write() as conn:
+    with open_store(config) as store, store.write() as conn:
         found = lessons.get(conn, lesson)
         if found is None:
             raise OpenClawError(f"no lesson {lesson!r}. `openclaw-rl lessons list --all` lists the ids")

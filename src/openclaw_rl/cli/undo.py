@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from openclaw_rl.cli.load_config import load_config
-from openclaw_rl.common.printable import echo
+from openclaw_rl.common.printable import cut_text, echo
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.settings.cli_options import home_options
 from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME, SHARED_NAME
@@ -85,7 +85,9 @@ def run_undo(
 
 def describe_hints(hints: Sequence[MatchedHint]) -> list[str]:
     """Return a line for each hint that `--lesson` means."""
-    lines = [f"{hint.id}  {hint.text} ({_count(len(hint.turns), 'turn')})" for hint in hints]
+    from openclaw_rl.train.undo import SHOWN_CHARS
+
+    lines = [f"{hint.id}  {cut_text(hint.text, SHOWN_CHARS)} ({_count(len(hint.turns), 'turn')})" for hint in hints]
     return ["hints and lessons that match:", *(f"  {line}" for line in lines)] if lines else []
 
 

@@ -27,6 +27,11 @@ def to_printable(text: str) -> str:
     return _UNPRINTABLE.sub(REPLACEMENT, text)
 
 
+def cut_text(text: str, characters: int) -> str:
+    """Return the text, or its beginning with a mark that the rest is left out."""
+    return text if len(text) <= characters else text[: characters - 1] + "…"
+
+
 def to_printable_json(data: Any, *, indent: int | None = None) -> str:
     """Return JSON with an escape (`\\uXXXX`) for each character that could control the terminal: no data is lost."""
     text = json.dumps(data, indent=indent, ensure_ascii=False, default=str)

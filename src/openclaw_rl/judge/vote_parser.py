@@ -77,8 +77,8 @@ def parse_lesson(text: str) -> dict[str, Any]:
     return {
         "lesson": words or "",
         "scope": answer.get("scope"),
-        "same": answer.get("same") if isinstance(answer.get("same"), int) else None,
-        "contradicts": [n for n in numbers if isinstance(n, int)] if isinstance(numbers, list) else [],
+        "same": answer.get("same") if type(answer.get("same")) is int else None,  # a bool is no number
+        "contradicts": [n for n in numbers if type(n) is int] if isinstance(numbers, list) else [],
     }
 
 

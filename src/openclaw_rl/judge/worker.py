@@ -334,8 +334,7 @@ class JudgeQueue:
                     # False: the reaction changed in the meantime; its new revision is read as a separate item.
                     if turns.add_verdict(conn, verdict):
                         self._judged_count += 1
-                        if verdict.judge not in self._untrusted:
-                            self.lessons.update(conn, verdict)
+                        self.lessons.update(conn, verdict, is_trusted=verdict.judge not in self._untrusted)
             if any(verdict.explicit for verdict in verdicts):
                 self._update_trust(conn)
 

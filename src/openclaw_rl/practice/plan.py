@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
+from openclaw_rl.common.printable import cut_text
 from openclaw_rl.store.lessons import lessons, practice_turns
 from openclaw_rl.store.lessons.lessons import Lesson, LessonScope, LessonState
 from openclaw_rl.store.lineage import policies
@@ -21,6 +22,8 @@ CLEAR_MAJORITY = 2.0
 REMEASURED_VERSIONS = 32
 """Versions after which the divergence of a learned lesson is measured again, by one step of practice. While it stays
 learned, each further measurement comes after twice as many as the one before."""
+NOTED_LESSONS, NOTED_CHARS = 3, 60
+"""Lessons in a status note, and characters of each."""
 _TOLERANCE = 1e-3  # of weights, as lessons age
 
 
@@ -40,6 +43,12 @@ def is_practised(lesson: Lesson) -> bool:
     Steps on one prompt change replies to others, and a divergence per token hardly shows the few tokens of a fact.
     """
     return lesson.scope_kind is not LessonScope.QUESTION
+
+
+def quote_lessons(found: Sequence[Lesson]) -> str:
+    """Return the texts of lessons for a status note: the first ones, each of them cut."""
+    quoted = [f'"{cut_text(one.text, NOTED_CHARS)}"' for one in found[:NOTED_LESSONS]]
+    return ", ".join(quoted) + (f" and {len(found) - NOTED_LESSONS} more" if len(found) > NOTED_LESSONS else "")
 
 
 def plan_practice(conn: Connection, head: Policy, now: float) -> PracticePlan:

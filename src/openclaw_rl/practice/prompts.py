@@ -22,7 +22,7 @@ from openclaw_rl.store.lineage.policy_names import OwnerFilter
 from openclaw_rl.types import Exchange, Ids, Policy
 
 MAX_PROMPTS = 128
-"""Newest prompts that are asked again."""
+"""Newest prompts that are asked again, in equal shares of the people whose lessons are practised."""
 MAX_REPLY_TOKENS = 256
 _IN_FORCE = (LessonState.ACTIVE, LessonState.LEARNED)
 
@@ -64,7 +64,7 @@ class PromptSelector:
         """
         rng = random.Random(seed)
         by_lesson: dict[str, list[PracticePrompt]] = {lesson.id: [] for lesson in plan.targets}
-        ids = practice_turns.newest_prompts(conn, identity=head.identity, limit=MAX_PROMPTS, owner=owner)
+        ids = _newest_prompts(conn, plan.targets, head.identity, owner)
         for exchange in exchanges.get_readable(conn, ids).values():
             made = self._make_prompt(conn, plan, head.name, exchange)
             for lesson in made.lessons if made is not None else ():
@@ -106,6 +106,16 @@ class PromptSelector:
             user=request.user,
             question=question_hash(request.messages, self.transient, key=self.key, user=request.user),
         )
+
+
+def _newest_prompts(conn: Connection, targets: Sequence[Lesson], identity: str, owner: OwnerFilter | None) -> list[str]:
+    """Return the newest turns of each person with one of the targets: others of the same agent may talk much more."""
+    people = {(lesson.key, lesson.owner): lesson for lesson in targets}
+    limit = -(-MAX_PROMPTS // max(1, len(people)))
+    found = (
+        practice_turns.newest_prompts(conn, of, identity=identity, limit=limit, owner=owner) for of in people.values()
+    )
+    return list(dict.fromkeys(turn for turns in found for turn in turns))
 
 
 def _shuffled(prompts: Sequence[PracticePrompt], count: int, rng: random.Random) -> list[PracticePrompt]:

@@ -17,10 +17,10 @@ from sqlalchemy import Connection
 
 from openclaw_rl.gates.reply_source import BrokenVersion, GateReply, NoGateway, RepliesDelayed, ReplyOrder, ReplySource
 from openclaw_rl.practice.budget import waiting_reason
-from openclaw_rl.practice.plan import PracticePlan, is_practised, plan_practice
+from openclaw_rl.practice.plan import PracticePlan, is_practised, plan_practice, quote_lessons
 from openclaw_rl.practice.prompts import MAX_REPLY_TOKENS, PracticePrompt, PromptSelector
 from openclaw_rl.settings.schema_practice import PracticeConfig
-from openclaw_rl.store import leases
+from openclaw_rl.store import leases, turn_states
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lessons import lessons, practice_turns
 from openclaw_rl.store.lessons.lessons import LessonState
@@ -186,7 +186,7 @@ class PracticeSession:
         settings, now = self._settings, self._clock()
         with self._store.read() as conn:
             plan = plan_practice(conn, head, now)
-            words = ", ".join(f'"{lesson.text}"' for lesson in plan.waiting[:3])
+            words = quote_lessons(plan.waiting)
             if not plan.targets:
                 if words:
                     why = "what was said before, or what other users want, contradicts it"
@@ -211,13 +211,13 @@ class PracticeSession:
     def _generate(self, found: _Round) -> bool:
         """Generate a few more replies. Return False if the round has ended; `is_waiting`: no reply can be had now."""
         places = range(len(found.replies), min(len(found.replies) + self._at_once, len(found.prompts)))
-        words = found.prompts[0].hint
-        self.note = f'practising "{words}": {len(found.replies)} of {len(found.prompts)} replies'
+        words = quote_lessons(found.plan.targets)
+        self.note = f"practising {words}: {len(found.replies)} of {len(found.prompts)} replies"
         began = self._clock()
         try:
             found.replies += self._source.generate([found.order(place) for place in places])
         except (RepliesDelayed, NoGateway, BrokenVersion) as error:
-            self.note, self.is_waiting = f'practice of "{words}" waits: {error}', not isinstance(error, BrokenVersion)
+            self.note, self.is_waiting = f"practice of {words} waits: {error}", not isinstance(error, BrokenVersion)
             if not isinstance(error, RepliesDelayed):
                 self._drop_round(found)
             return isinstance(error, RepliesDelayed)
@@ -291,7 +291,8 @@ class PracticeSession:
         `divergences`: by turn, KL(head || teacher) in nats per token.
         """
         line, bound = policies.lineage(conn, head.version), self._settings.max_divergence
-        turns_by_lesson = practice_turns.lessons_of_practice(conn, divergences)
+        gone = turn_states.taken_back(conn, list(divergences))  # of a lesson that was edited or forgotten meanwhile
+        turns_by_lesson = practice_turns.lessons_of_practice(conn, divergences.keys() - set(gone))
         linked = (lessons.get(conn, id_) for id_ in turns_by_lesson)
         found = [lesson for lesson in linked if lesson is not None and is_practised(lesson)]
         active = [lesson for lesson in found if lesson.state is LessonState.ACTIVE]

@@ -13,6 +13,7 @@ from openclaw_rl.common import message_hash
 from openclaw_rl.common.disk_space import DiskMonitor
 from openclaw_rl.common.large_requests import call_in
 from openclaw_rl.common.logging_metrics import GatewayMetrics
+from openclaw_rl.common.rules.lesson_topics import load_topics
 from openclaw_rl.common.steady_clock import recorded_time
 from openclaw_rl.errors import PromptTooLong, RequestError
 from openclaw_rl.protocols import Engine, ImageEngine
@@ -32,7 +33,7 @@ from openclaw_rl.serve.group_commit import GroupCommitWriter
 from openclaw_rl.serve.images.image_admission import admit_images, text_only_reason
 from openclaw_rl.serve.images.image_rendering import ImageRenderer
 from openclaw_rl.serve.inflight_reply import InflightReply
-from openclaw_rl.serve.lessons.lesson_picker import LessonPicker, load_topics
+from openclaw_rl.serve.lessons.lesson_picker import LessonPicker
 from openclaw_rl.serve.previous_response import resolve_previous_response
 from openclaw_rl.serve.prompt_builder import BUILD_IN_THREAD_BYTES, BuiltPrompt, PromptBuilder
 from openclaw_rl.serve.prompt_recovery import PromptRecovery
@@ -82,7 +83,7 @@ class Gateway:
             store,
             config.serve.lessons,
             config.policy.per,
-            topics=load_topics(config.judge),
+            topics=load_topics(config.judge.wishes_path),
             is_ephemeral=self.prompt_builder.is_ephemeral,
         )
         self.supports_grammar = True  # whether the engine supports grammars; True until the engine has reported it

@@ -95,6 +95,11 @@ class JudgeConfig(EndpointConfig):
         path = self.reward_path
         return str(Path(path).expanduser()) if path is not None and path.startswith("~") else path
 
+    @property
+    def wishes_path(self) -> str | None:
+        """Rules by which wishes are read: those of the judge if it is one of rules; None: the shipped ones."""
+        return self.rules_path if self.kind == "rules" else None
+
 
 class TeacherConfig(EndpointConfig):
     """The model that writes hints, if it is not the judge. Active once `model` is set.

@@ -12,6 +12,7 @@ from openclaw_rl.errors import ConfigError
 from openclaw_rl.settings.load import Config, with_policy_owner
 from openclaw_rl.store import heartbeats
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.lessons import owners
 from openclaw_rl.store.lineage import policy_names
 
 log = logging.getLogger("openclaw_rl.run")
@@ -20,7 +21,8 @@ log = logging.getLogger("openclaw_rl.run")
 def set_owner(config: Config) -> None:
     """Store `policy.per` of a system that starts, for other commands on the home. Call it with the home locked.
 
-    Raises `ConfigError` if a judge or a trainer that another command started runs with another value.
+    If it changes, each lesson goes to the policy of its prompts from now on. Raises `ConfigError` if a judge or a
+    trainer that another command started runs with another value.
     """
     per = config.policy.per
     with Store.open(config.store_path) as store, store.write() as conn:
@@ -28,6 +30,7 @@ def set_owner(config: Config) -> None:
         if before not in (None, per):
             _refuse_while_others_run(conn, f"policy.per is {per}, but it is {before}")
             log.warning("policy.per was %s on this home, and is %s from now on", before, per)
+            owners.move_lessons(conn, per, at=time.time())
         policy_names.record_owner(conn, per)
 
 

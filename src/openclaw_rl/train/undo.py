@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection
 
 from openclaw_rl.common.policy_digest import OPTIMIZER_FILE
+from openclaw_rl.common.printable import cut_text
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.store import events, sessions, turns
 from openclaw_rl.store.db import Store
@@ -26,7 +27,7 @@ from openclaw_rl.store.lineage.trained_turns import TrainedTurn, turns_by_hint, 
 from openclaw_rl.train.policy_folders import folder_bytes, has_metadata
 from openclaw_rl.types import Policy
 
-SHOWN_LESSONS = 20
+SHOWN_LESSONS, SHOWN_CHARS = 20, 200  # hints that an error lists, and characters of a hint
 MIN_WORD_CHARS = 3  # letters or digits in words that select hints
 _LESSON_DIGITS = 8
 _SPREAD = 1.5  # factor by which the machine may be slower or faster than when the times were recorded
@@ -96,7 +97,13 @@ def select_turns(
             raise OpenClawError("no turn was answered since that time")
         found.update(newest)
     if lesson is not None:
-        found.update(turn for hint in match_hints(conn, lesson) for turn in hint.turns)
+        hints = match_hints(conn, lesson)
+        found.update(turn for hint in hints for turn in hint.turns)
+        if not any(hint.turns for hint in hints):
+            raise OpenClawError(
+                f"no turn is left that gave lesson {hints[0].id}. `openclaw-rl lessons forget` deletes it, and then "
+                f"`openclaw-rl undo --lesson {hints[0].id}` takes out what was practised from it"
+            )
     return sessions.sort_turns(conn, found)
 
 
@@ -120,7 +127,9 @@ def match_hints(conn: Connection, lesson: str) -> list[MatchedHint]:
     found = [MatchedHint(id=lesson_id(hint), text=hint, turns=tuple(known[hint])) for hint in meant]
     found += [_matched_lesson(conn, one) for one in lessons.list_lessons(conn) if words in one.text.casefold()]
     if not found:
-        listed = "".join(f"\n  {lesson_id(hint)}  {hint}" for hint in list(known)[:SHOWN_LESSONS])
+        listed = "".join(
+            f"\n  {lesson_id(hint)}  {cut_text(hint, SHOWN_CHARS)}" for hint in list(known)[:SHOWN_LESSONS]
+        )
         raise OpenClawError(f"no hint has the text or the id {lesson!r}. The hints are:{listed or ' none'}")
     return found
 

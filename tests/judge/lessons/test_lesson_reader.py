@@ -109,3 +109,16 @@ def test_the_rules_make_lessons_in_the_worker(world: World) -> None:
         (found,) = lessons.list_lessons(conn)
     assert (found.text, found.topic, found.key) == ("Keep answers short.", "length/short", "s")
     assert replace(found, id="", made_at=0, reinforced_at=0).state is LessonState.ACTIVE
+
+
+def test_a_truth_value_is_the_number_of_no_lesson(world: World) -> None:
+    def lesson(question: str) -> dict[str, Any]:
+        return GENERAL | {"lesson": "Use a formal tone.", "same": True, "contradicts": [True]}
+
+    with world.store.write() as conn:
+        lessons.add_lesson(conn, Lesson(id="aa", key="s", text="Be brief.", made_at=1.0, reinforced_at=1.0))
+    found, _ = learn(world, ["first"], "Use a formal tone.", lesson)
+    assert [(one.text, one.state) for one in found] == [
+        ("Be brief.", LessonState.ACTIVE),
+        ("Use a formal tone.", LessonState.ACTIVE),
+    ]

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from tests.serve.conftest import KEY, SCOPE, TOOLS, USER, Answer, Site, Start
 
+from openclaw_rl.common.rules.lesson_topics import HintTopics
+from openclaw_rl.judge.lessons.lesson_book import update_lessons
 from openclaw_rl.store.lessons import lessons
 from openclaw_rl.store.lessons.lessons import Lesson, LessonScope
 from openclaw_rl.store.lessons.questions import question_hash
-from openclaw_rl.types import Exchange
+from openclaw_rl.types import Exchange, Verdict
 
 SHORT = Lesson(id="aa", key=SCOPE, text="Keep answers short", topic="length/short", made_at=1.0, reinforced_at=1.0)
 FORMAL = replace(SHORT, id="bb", text="Use a formal tone.", topic="tone/formal", made_at=2.0)
@@ -147,6 +149,22 @@ def test_a_fact_is_for_its_question_alone(site: Site) -> None:
         assert "Canberra" not in prompt_text(site, ask(site, [{"role": "user", "content": other}])[1])
 
 
+def test_a_fact_about_a_short_message_stays_in_its_conversation(site: Site) -> None:
+    """It is another question in another conversation."""
+
+    def asked(country: str, words: str = "And its capital?") -> Conversation:
+        answer = {"role": "assistant", "content": f"{country} is a country."}
+        return [{"role": "user", "content": f"Tell me about {country}."}, answer, {"role": "user", "content": words}]
+
+    turn = ask(site, asked("Australia"))[1].request.id
+    made = Verdict(turn=turn, revision=1, judge="explicit", score=-1, hints=("It is Canberra.",), at=1.0)
+    with site.store.write() as conn:
+        update_lessons(conn, made, HintTopics(()), is_ephemeral=lambda message: False, key=site.store.secret)
+    assert "Canberra" in prompt_text(site, ask(site, asked("Australia"))[1])
+    for other in (asked("Austria"), asked("Australia", "Yes"), asked("Austria", "And its capital?")[2:]):
+        assert "Canberra" not in prompt_text(site, ask(site, other)[1])
+
+
 def test_a_prompt_without_space_for_the_lessons_is_answered_without_them(start: Start) -> None:
     site = start(settings={"engine.max_context": 64}, context_length=64)
     know(site, replace(SHORT, text="Keep answers short and to the point, whatever is asked. " * 8))
@@ -160,6 +178,10 @@ def test_only_the_heaviest_lessons_stand_in_a_prompt_oldest_first(site: Site) ->
     know(site, *many, replace(SHORT, id="pinned", text="Pinned.", made_at=99.0, is_pinned=True, weight=0.1))
     exchange = ask(site, [USER])[1]
     assert list(exchange.request.lessons) == [*(f"l{n}" for n in range(5, 12)), "pinned"]
+    question = question_hash([USER], lambda m: False, key=site.store.secret)
+    fact = replace(SHORT, id="fact", scope_kind=LessonScope.QUESTION, scope_value=question, weight=0.1, made_at=98.0)
+    know(site, fact)
+    assert list(ask(site, [USER])[1].request.lessons) == [*(f"l{n}" for n in range(6, 12)), "fact", "pinned"]
 
 
 def test_redacted_exchanges_keep_no_lesson(start: Start) -> None:

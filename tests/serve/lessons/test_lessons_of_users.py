@@ -102,3 +102,20 @@ def test_the_end_of_one_users_lesson_leaves_the_others(site: Site) -> None:
     with site.store.write() as conn:
         removal.forget(conn, lessons.list_lessons(conn)[0].id, at=3.0)
     assert texts(ask(site, "bob")) == []
+
+
+@pytest.mark.parametrize("route", ["chat/completions", "responses"])
+def test_a_user_may_be_named_by_the_newer_field_of_openai(site: Site, route: str) -> None:
+    """Else the wish of one person is in the prompts of everybody behind the key."""
+
+    def ask_as(person: str) -> Exchange:
+        asked: dict[str, Any] = {"messages": [USER]} if route.startswith("chat") else {"input": "hi"}
+        body = {"model": site.config.model.name, "safety_identifier": person, **asked}
+        answer = site.http.post(f"/v1/{route}", body)
+        assert answer.status_code == 200, answer.text
+        assert "safety_identifier" not in answer.headers.get("X-OpenClaw-Ignored", "")
+        return site.last()
+
+    complain(site, ask_as("ann"), SHORT)
+    assert [texts(ask_as(person)) for person in ("ann", "bob")] == [[SHORT], []]
+    assert texts(ask(site, "ann")) == [SHORT]

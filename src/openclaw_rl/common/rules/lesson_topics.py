@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from openclaw_rl.common.client_patterns import head_and_tail
 from openclaw_rl.common.message_hash import message_text, normalise_text, strip_time_stamp
-from openclaw_rl.common.rules.rule_files import Rule, RuleFile
+from openclaw_rl.common.rules.rule_files import Rule, RuleFile, load_rule_files, rules_path
+from openclaw_rl.errors import ConfigError
 from openclaw_rl.types import Message
 
+log = logging.getLogger(__name__)
 MAX_WISH_CHARS = 8_192
 """Characters of a message in which wishes are searched: what stands between its head and its tail was pasted."""
 
@@ -59,6 +62,16 @@ class HintTopics:
         return Wishes(
             frozenset(topics), {topic: hint for topic, hint in hints.items() if not is_opposed(topic, topics)}
         )
+
+
+def load_topics(path: str | None) -> HintTopics:
+    """Return the topics by the rules of a file or folder, or by the shipped ones; none if they are damaged."""
+    try:
+        rules, _ = load_rule_files(rules_path(path))
+    except ConfigError as error:  # the judge reports it; replies need no wishes
+        log.warning("wishes in messages are not read: %s", error)
+        rules = ()
+    return HintTopics(rules)
 
 
 def is_opposed(topic: str, wished: AbstractSet[str]) -> bool:

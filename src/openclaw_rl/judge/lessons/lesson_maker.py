@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 
 from sqlalchemy import Connection
 
 from openclaw_rl.common.message_hash import EphemeralMatcher
-from openclaw_rl.common.rules.lesson_topics import HintTopics
+from openclaw_rl.common.rules.lesson_topics import HintTopics, normalise_lesson
 from openclaw_rl.errors import DamagedRow
 from openclaw_rl.judge.lessons.drafts import LessonDraft, facts_of
 from openclaw_rl.judge.lessons.lesson_book import known_lessons, update_lessons
@@ -17,6 +18,7 @@ from openclaw_rl.judge.llm import LlmJudge
 from openclaw_rl.judge.rules import RulesJudge
 from openclaw_rl.protocols import Judge
 from openclaw_rl.settings.load import Config
+from openclaw_rl.store import turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lessons.lessons import Lesson
 from openclaw_rl.types import JudgeInput, Verdict
@@ -49,11 +51,16 @@ class LessonMaker:
             if (draft := await self._reader.read_lesson(item, verdict, known)) is not None:
                 self._drafts[verdict.turn] = verdict.revision, draft
 
-    def update(self, conn: Connection, verdict: Verdict) -> None:
-        """Update the lessons after a verdict has been stored, in the same transaction."""
+    def update(self, conn: Connection, verdict: Verdict, *, is_trusted: bool = True) -> None:
+        """Update the lessons after a verdict has been stored, in the same transaction.
+
+        Of a judge that is not trusted (`is_trusted`), only the person's own corrections count.
+        """
         revision, draft = self._drafts.pop(verdict.turn, (0, None))
-        drafts = [draft] if draft is not None and revision == verdict.revision else None
+        drafts = [draft] if draft is not None and revision == verdict.revision and is_trusted else None
         try:
+            if not is_trusted and not (verdict := _keep_corrections(conn, verdict)).hints:
+                return
             update_lessons(
                 conn,
                 verdict,
@@ -74,3 +81,11 @@ class LessonMaker:
     def _read_known(self, turn: str) -> list[Lesson]:
         with self._store.read() as conn:
             return known_lessons(conn, turn, self._per)
+
+
+def _keep_corrections(conn: Connection, verdict: Verdict) -> Verdict:
+    """Return the verdict with those of its hints that are corrections of the person, and without votes."""
+    reaction = turns.current_reaction(conn, verdict.turn)
+    feedback = reaction.feedback if reaction is not None else ()
+    given = {normalise_lesson(one.correction) for one in feedback if one.correction}
+    return replace(verdict, hints=tuple(hint for hint in verdict.hints if normalise_lesson(hint) in given), votes=())

@@ -141,7 +141,7 @@ class ChatDialect(Dialect):
             include_usage=bool(b.stream_options and b.stream_options.include_usage),
             logprobs=bool(b.logprobs),
             top_logprobs=top,
-            user=check_id_length(b.user or "", "user"),
+            user=b.read_user(),
             session=check_id_length(b.session_id or "", "session_id") or None,
             kind=read_kind(b.turn_type, "turn_type"),
             session_done=bool(b.session_done),

@@ -61,7 +61,6 @@ class _ResponsesBody(OpenAIBody, kw_only=True):
     conversation: Any = None
     prompt: Any = None
     metadata: dict[str, str] | None = None
-    safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     service_tier: str | None = None
     store: bool | None = None
@@ -114,7 +113,7 @@ class ResponsesDialect(Dialect):
             stream=bool(b.stream),
             logprobs=INCLUDE_LOGPROBS in include,
             top_logprobs=read_top_logprobs(b.top_logprobs) if INCLUDE_LOGPROBS in include else 0,
-            user=check_id_length(b.user or b.safety_identifier or "", "user"),
+            user=b.read_user(),
             session=_read_session(b, headers),
             kind=_request_kind(b, headers),
             session_done=bool(b.session_done),

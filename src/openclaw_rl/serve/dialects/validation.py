@@ -11,7 +11,7 @@ import msgspec
 from openclaw_rl.common.images.image_prompt import IMAGE_TYPE
 from openclaw_rl.errors import RequestError, json_type_name
 from openclaw_rl.render.chat_template import content_text
-from openclaw_rl.serve.chat_request import MIN_TEMPERATURE, field_error
+from openclaw_rl.serve.chat_request import MIN_TEMPERATURE, check_id_length, field_error
 from openclaw_rl.types import Kind, Message, Sampling
 
 MAX_STOP_STRINGS = 16
@@ -64,9 +64,14 @@ class OpenAIBody(RequestBody, kw_only=True):
     top_logprobs: int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     user: str | None = None
+    safety_identifier: str | None = None
     session_id: str | None = None
     turn_type: str | None = None
     session_done: bool | None = None
+
+    def read_user(self) -> str:
+        """Return who asks: `user`, or the field that OpenAI's clients send in its place. Raises `RequestError`."""
+        return check_id_length(self.user or self.safety_identifier or "", "user")
 
 
 def decode_json(decoder: msgspec.json.Decoder[_T], body: bytes, place: str = "") -> _T:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -11,36 +10,22 @@ from typing import Literal
 
 from openclaw_rl.common.message_hash import message_text
 from openclaw_rl.common.rules.lesson_topics import HintTopics, Wishes, is_contradicted, is_opposed, normalise_lesson
-from openclaw_rl.common.rules.rule_files import load_rule_files, rules_path
-from openclaw_rl.errors import ConfigError
 from openclaw_rl.render.hint import hinted_index
 from openclaw_rl.serve.chat_request import ChatRequest
-from openclaw_rl.settings.schema_judge import JudgeConfig
 from openclaw_rl.store.db import Store
-from openclaw_rl.store.lessons.lessons import Lesson, LessonState, PromptContext, lessons_for
+from openclaw_rl.store.lessons.lessons import Lesson, LessonScope, LessonState, PromptContext, lessons_for
 from openclaw_rl.store.lessons.questions import question_hash
 from openclaw_rl.store.lineage.policy_names import PolicyOwner, policy_name
 from openclaw_rl.types import Message
 
 MAX_LESSONS = 8
-"""Lessons in one prompt: pinned ones first, then the heaviest."""
-MAX_LESSON_CHARS = 2000
+"""Lessons in one prompt: pinned ones first, then those about its question, then the heaviest."""
+MAX_PROMPT_CHARS = 2000
 """Characters of all lessons in one prompt."""
 WISH_PREFIX = "wish/"
 """Begins the id of what the newest message says, of which the judge makes a lesson only after the reply to it."""
 
-log = logging.getLogger(__name__)
 LessonMode = Literal["until_learned", "always", "off"]
-
-
-def load_topics(judge: JudgeConfig) -> HintTopics:
-    """Return the topics by the judge's rules, or by the shipped ones with another judge; none if they are damaged."""
-    try:
-        rules, _ = load_rule_files(rules_path(judge.rules_path if judge.kind == "rules" else None))
-    except ConfigError as error:  # the judge reports it; replies need no wishes
-        log.warning("wishes in messages are not read: %s", error)
-        rules = ()
-    return HintTopics(rules)
 
 
 class LessonPicker:
@@ -78,7 +63,7 @@ class LessonPicker:
             topics = {lesson.id: self._topics.topic_of(lesson.text, lesson.topic) for lesson in wanted}
             wanted = [one for one in wanted if one.is_pinned or not is_contradicted(topics[one.id], wishes.topics)]
             said = _new_wishes(wishes, [(one.text, topics[one.id]) for one in wanted])
-        chosen = set(_heaviest(wanted, time.time()))
+        chosen = set(_first_lessons(wanted, time.time()))
         return {lesson.id: lesson.text for lesson in wanted if lesson.id in chosen} | said
 
     def _read_wishes(self, messages: Sequence[Message]) -> Wishes:
@@ -124,14 +109,18 @@ def _new_wishes(wishes: Wishes, lessons: Sequence[tuple[str, str]]) -> dict[str,
         if topic not in topics
         and normalise_lesson(text) not in texts
         and not is_opposed(topic, topics)
-        and len(text) <= MAX_LESSON_CHARS
+        and len(text) <= MAX_PROMPT_CHARS
     }
 
 
-def _heaviest(wanted: Sequence[Lesson], now: float) -> list[str]:
-    """Return the ids of the lessons that fit, pinned ones and the heaviest first."""
-    space, chosen = MAX_LESSON_CHARS, list[str]()
-    for lesson in sorted(wanted, key=lambda one: (one.is_pinned, one.weight_at(now)), reverse=True)[:MAX_LESSONS]:
+def _first_lessons(wanted: Sequence[Lesson], now: float) -> list[str]:
+    """Return the ids of the lessons that fit, in the order of `MAX_LESSONS`."""
+    space, chosen = MAX_PROMPT_CHARS, list[str]()
+
+    def order(lesson: Lesson) -> tuple[bool, bool, float]:
+        return lesson.is_pinned, lesson.scope_kind is LessonScope.QUESTION, lesson.weight_at(now)
+
+    for lesson in sorted(wanted, key=order, reverse=True)[:MAX_LESSONS]:
         if len(lesson.text) <= space:
             chosen.append(lesson.id)
             space -= len(lesson.text)

@@ -313,17 +313,22 @@ def divergences_of(conn: Connection, id: str) -> list[tuple[int, float]]:
     return [(row.version, row.value) for row in rows]
 
 
-def edit_text(conn: Connection, id: str, text: str, *, at: float) -> None:
-    """Replace the text, not the topic: the same wish stays the same lesson. The weights have not learned the text.
+def edit_text(conn: Connection, id: str, text: str, *, topic: str = "", at: float) -> None:
+    """Replace the text, and the topic if one is given: else the same wish stays the same lesson.
 
-    It is practised like a lesson that was said again at this time.
+    The weights have not learned the text. It is practised like a lesson that was said again at this time.
     """
-    _update(conn, id, text=text, divergence=None)
+    _update(conn, id, text=text, divergence=None, **({"topic": topic} if topic else {}))
     renew(conn, id, at=at)
     conn.execute(delete(t.lesson_divergences).where(t.lesson_divergences.c.lesson == id))
     is_learned = t.lessons.c.state == LessonState.LEARNED.value
     active = {"state": LessonState.ACTIVE.value, "learned_version": None}
     conn.execute(update(t.lessons).where(t.lessons.c.id == id, is_learned).values(active))
+
+
+def set_policy(conn: Connection, id: str, name: str) -> None:
+    """Make this policy the one that learns a lesson, and whose prompts have it."""
+    _update(conn, id, policy=name)
 
 
 def set_pinned(conn: Connection, id: str, is_pinned: bool) -> None:

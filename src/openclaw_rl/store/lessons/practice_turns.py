@@ -15,6 +15,7 @@ from sqlalchemy.dialects.sqlite import insert as upsert
 from openclaw_rl.store import exchanges, turn_states, turns
 from openclaw_rl.store import schema as t
 from openclaw_rl.store.lessons import lessons
+from openclaw_rl.store.lessons.lessons import Lesson
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.store.lineage.policy_names import OwnerFilter, PolicyOwner, is_owned
 from openclaw_rl.store.lineage.training_queue import load_judged_turns
@@ -100,7 +101,7 @@ def turns_practised_from(conn: Connection, evidence: Collection[str]) -> list[st
     own = [
         lesson.id
         for lesson in lessons.lessons_of_turns(conn, evidence)
-        if not lesson.is_pinned and {one.turn for one in lessons.turns_of_lesson(conn, lesson.id)} <= set(evidence)
+        if {one.turn for one in lessons.turns_of_lesson(conn, lesson.id)} <= set(evidence)
     ]
     return sorted({*turns_of_lessons(conn, own), *_turns_of_sources(conn, evidence)})
 
@@ -187,17 +188,22 @@ def _dropped_rounds(conn: Connection, now: float) -> list[tuple[float, float]]:
     return [(at, seconds) for at, seconds in (from_json(raw) if raw else ()) if now - HOUR_SECONDS < at <= now]
 
 
-def newest_prompts(conn: Connection, *, identity: str, limit: int, owner: OwnerFilter | None = None) -> list[str]:
-    """Return the newest main turns that were served here and whose prompts can be asked again, newest first.
+def newest_prompts(
+    conn: Connection, of: Lesson, *, identity: str, limit: int, owner: OwnerFilter | None = None
+) -> list[str]:
+    """Return the newest main turns of a lesson's people that can be asked again, newest first.
 
     Only prompts whose reply got a reaction count: the message that ends a conversation ("Thanks!") asks for nothing.
     Those of episodes, whose tasks may be held out, are left out. `owner`: only those of this agent, user or key.
     """
-    x, c = t.exchanges.c, t.turns.c
+    x, c, (agent, user) = t.exchanges.c, t.turns.c, of.owner
     query = select(c.id).join(t.exchanges, x.seq == c.seq)
     query = query.where(
         t.equals_literal(c.kind, Kind.MAIN),
         x.identity == identity,
+        x.scope == of.key,
+        x.agent == agent,
+        *((x.user == user,) if user else ()),
         x.origin.is_(None),
         x.episode.is_(None),
         x.capture == Capture.FULL.value,

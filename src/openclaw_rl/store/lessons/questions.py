@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
-from openclaw_rl.common.message_hash import hashed_text
+from openclaw_rl.common.message_hash import DISTINCTIVE_CHARS, hashed_text
 from openclaw_rl.types import Message
 
 
@@ -14,11 +14,18 @@ def question_hash(
 ) -> str:
     """Return a keyed hash of the last user message, without regard to case and white space; "" without one.
 
-    `user`: who asks; the same question of another user has another hash.
+    A short message ("yes", "and its capital?") means something else in another conversation. It counts together with as
+    many user messages before it as have `DISTINCTIVE_CHARS` with it. `user`: who asks; the same question of another
+    user has another hash.
     """
+    asked: list[str] = []
     for message in reversed(messages):
         if message.get("role") == "user" and not is_ephemeral(message):
-            text = " ".join(hashed_text(message).casefold().split())
-            asked = f"{user}\0{text}" if user else text
-            return blake2b(asked.encode("utf-8", "surrogatepass"), digest_size=16, key=key).hexdigest()
-    return ""
+            asked.insert(0, " ".join(hashed_text(message).casefold().split()))
+            if sum(map(len, asked)) >= DISTINCTIVE_CHARS:
+                break
+    if not asked:
+        return ""
+    words = "\x1f".join(asked)
+    words = f"{user}\0{words}" if user else words
+    return blake2b(words.encode("utf-8", "surrogatepass"), digest_size=16, key=key).hexdigest()

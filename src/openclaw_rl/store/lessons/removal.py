@@ -1,4 +1,4 @@
-"""Removal of lessons and of their evidence. Practice turns that no version was published with go with their lesson."""
+"""Removal of lessons, their evidence and their text, and of practice turns that no version was published with."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from openclaw_rl.store.turns import PRACTICE_JUDGE, add_verdict, current_verdict
 from openclaw_rl.types import PolicyState, TurnState
 
 _FORGOTTEN = "the lesson that it practises was forgotten"
+_EDITED = "the text of the lesson that it practises was edited"
 
 
 def forget(conn: Connection, id: str, *, at: float) -> None:
@@ -33,6 +34,15 @@ def forget(conn: Connection, id: str, *, at: float) -> None:
             lessons.mark_active(conn, other.id)
         else:
             lessons.supersede(conn, other.id, by)
+
+
+def replace_text(conn: Connection, id: str, text: str, *, topic: str = "", at: float) -> None:
+    """Replace the text of a lesson, as `lessons.edit_text` does.
+
+    Turns of practice with the earlier text are taken back if no version was published with them.
+    """
+    turn_states.take_back(conn, _unpublished_practice(conn, id), _EDITED, at=at)
+    lessons.edit_text(conn, id, text, topic=topic, at=at)
 
 
 def remove_evidence(
