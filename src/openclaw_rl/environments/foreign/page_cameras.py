@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
 import io
 import shutil
@@ -44,6 +45,7 @@ class SeleniumCamera:
     def __init__(self) -> None:
         self._browser: Any = None
         self._driver: Any = None
+        atexit.register(self._end_driver)
 
     def require_programs(self) -> str:
         """Return the path of chromedriver. Raises `ForeignRefusal` without it or without Selenium."""
@@ -93,8 +95,10 @@ class SeleniumCamera:
 
     def _end_driver(self) -> None:
         if self._driver is not None:
-            self._driver.service.process.kill()  # without the session's end, which a browser that died does not answer
-            self._driver.service.process.wait()
+            service = self._driver.service
+            service.process.kill()  # without the end of its session, which a browser that died does not answer
+            service.process.wait()
+            service.process = None  # else it asks the port to shut down, which may be another program's by then
         self._browser = self._driver = None
 
 

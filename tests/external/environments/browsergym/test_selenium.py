@@ -55,8 +55,8 @@ def test_selenium_takes_every_screenshot_of_checks_and_episodes(
     assert len(list(film.glob("*-oracle.png"))) == 8
     assert len(SHOTS.findall(driver_log())) == count_frames(film) > 16
     command.assert_nothing_left()
-    source = f"browsergym:{WEB}?film={film}&screenshots=selenium"
-    found = command.play(source, "selenium", "--group", "1", "--parallel", "8", *LIMITS)
+    source = f"browsergym:{WEB}/book-search?film={film}&screenshots=selenium"
+    found = command.play(source, "selenium", "--group", "8", "--parallel", "8", *LIMITS)
     assert (found["done"], found["void"]["count"]) == (8, 0), found
     assert len(SHOTS.findall(driver_log())) == count_frames(film)
     command.assert_nothing_left()
@@ -141,14 +141,16 @@ def test_without_the_package_the_line_that_installs_it_is_printed(tmp_path: Path
 
 
 def write_page(folder: Path, color: tuple[int, int, int]) -> str:
-    """Write a task with a page in one color, which turns black by its button, and an alert by the other one."""
+    """Write a task with a page in one color, which turns black by a button; others alert and open a white page."""
     folder.mkdir()
     task = {"goal": "Look.", "page": "index.html", "done": "false", "solved": "false"}
     (folder / "task.json").write_text(json.dumps(task))
     (folder / "index.html").write_text(
         f"<body style='background: rgb{color}'><button onclick=\"alert('!')\">alert</button>"
         "<button onclick=\"document.body.style.background = 'black'\">dark</button>"
+        "<button onclick=\"window.open('white.html')\">open</button>"
     )
+    (folder / "white.html").write_text("<title>white</title><p>white")
     return str(folder)
 
 
@@ -189,6 +191,8 @@ async def play():
     for episode in episodes:
         await click(episode, "dark")
     found = {"colors": [colors(episode) for episode in episodes]}
+    await click(episodes[2], "open")
+    found["in another tab"] = colors(episodes[2])[-1]
     driver = worker._cameras[0]._driver.service.process
     driver.kill()
     driver.wait()
@@ -210,8 +214,9 @@ def test_each_episode_gets_pictures_of_its_own_window_and_what_died_is_started_a
     folders = [write_page(tmp_path / f"page{number}", color) for number, color in enumerate(COLORS)]
     found = run_program(PARALLEL_PROGRAM, tmp_path, *folders)
     assert found["colors"] == [[list(color), list(color), [0, 0, 0]] for color in COLORS]
+    assert found["in another tab"] == [255, 255, 255]
     assert (found["without driver"], found["with the next driver"]) == (True, [0, 0, 0])
     assert (found["without browser"], found["in the next browser"]) == (True, [list(COLORS[0])])
     log = driver_log()
-    assert len(set(WINDOWS.findall(log))) == len(COLORS) + 1
-    assert len(SHOTS.findall(log)) >= 3 * len(COLORS) + 2
+    assert len(set(WINDOWS.findall(log))) == len(COLORS) + 2
+    assert len(SHOTS.findall(log)) >= 3 * len(COLORS) + 3
