@@ -87,8 +87,9 @@ class SeleniumCamera:
         try:
             self._driver = webdriver.Chrome(options, webdriver.ChromeService(self.require_programs()))
         except SessionNotCreatedException as error:
+            reason = str(error.msg).partition("; For documentation")[0]  # Selenium appends an address
             raise ForeignRefusal(
-                f"screenshots=selenium: chromedriver does not attach to the browser: {error.msg}. Expected the "
+                f"screenshots=selenium: chromedriver does not attach to the browser: {reason}. Expected the "
                 f"chromedriver of version {browser.version}"
             ) from None
         self._browser = browser

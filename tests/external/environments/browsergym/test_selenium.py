@@ -140,6 +140,54 @@ def test_without_the_package_the_line_that_installs_it_is_printed(tmp_path: Path
     assert f"Expected it beside the library: {PYTHON} -m pip install 'selenium>=4.51,<5'" in said
 
 
+OTHER_DRIVER = """#!{python}
+import json, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.answer(200, {{"ready": True, "message": ""}})
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        message = "session not created: This version of ChromeDriver only supports Chrome version 99"
+        self.answer(500, {{"error": "session not created", "message": message, "stacktrace": "#0 0x1"}})
+
+    def answer(self, status, value):
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        self.wfile.write(json.dumps({{"value": value}}).encode())
+
+port = next(int(word.split("=")[1]) for word in sys.argv if word.startswith("--port="))
+HTTPServer(("127.0.0.1", port), Handler).serve_forever()
+"""
+
+
+CHECK_PROGRAM = """
+import asyncio, json, sys
+sys.path.insert(0, sys.argv[1])
+import browsergym_worker as worker
+
+data = {"folder": sys.argv[2], "seed": 0, "film": "film", "screenshots": "selenium"}
+try:
+    asyncio.run(worker.check_task({"task": "check", "data": data}))
+except worker.ForeignRefusal as error:
+    print("RESULT" + json.dumps(str(error)))
+"""
+
+
+def test_a_chromedriver_of_another_version_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = tmp_path / "bin" / "chromedriver"
+    driver.parent.mkdir()
+    driver.write_text(OTHER_DRIVER.format(python=PYTHON))
+    driver.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{driver.parent}{os.pathsep}{os.environ['PATH']}")
+    said = run_program(CHECK_PROGRAM, tmp_path, f"{WEB}/book-search")
+    assert re.search(r"only supports Chrome version 99. Expected the chromedriver of version \d+\.", said), said
+    assert not (tmp_path / "film").exists()
+
+
 def write_page(folder: Path, color: tuple[int, int, int]) -> str:
     """Write a task with a page in one color, which turns black by a button; others alert and open a white page."""
     folder.mkdir()
