@@ -236,7 +236,7 @@ endef
 ENV_LIBRARIES := verifiers verifiers-v1 browsergym inspect openenv bfcl harbor mini-swe
 $(eval $(call library_tests,verifiers,"verifiers[rg]>=0.3.1$(comma)<0.4"))
 $(eval $(call library_tests,verifiers-v1,"verifiers>=0.4$(comma)<0.5" "reasoning-gym>=0.1.25"))
-$(eval $(call library_tests,browsergym,"browsergym-miniwob>=0.14.3$(comma)<0.15" "miniwob>=1.1$(comma)<2"))
+$(eval $(call library_tests,browsergym,"browsergym-miniwob>=0.14.3$(comma)<0.15" "miniwob>=1.1$(comma)<2" "selenium>=4.51$(comma)<5"))
 $(eval $(call library_tests,inspect,"inspect_ai>=0.3.285$(comma)<0.4" "openai>=2"))
 $(eval $(call library_tests,openenv,"openenv>=0.10$(comma)<0.11"))
 $(eval $(call library_tests,bfcl,--no-deps "bfcl-eval>=2026.3.23$(comma)<2027"))
@@ -253,7 +253,7 @@ BOX_PYTHON ?= $(shell for each in /usr/bin/python3.1[1-4]; do \
 $(eval $(call library_tests,mini-swe,"mini-swe-agent>=2.4$(comma)<3" mcp,$$(or $$(BOX_PYTHON),$$(PYTHON))))
 test-env-mini-swe: need-bwrap
 
-test-env-libraries: $(ENV_LIBRARIES:%=test-env-%)  ## other people's environments, unmodified, at the real gateway (twenty minutes, 3.2 GB; a Chromium and tmux on PATH)
+test-env-libraries: $(ENV_LIBRARIES:%=test-env-%)  ## other people's environments, unmodified, at the real gateway (twenty minutes, 3.2 GB; a Chromium, its chromedriver and tmux on PATH)
 
 # The browser: GUI_BROWSER=/path/to/chromium, else playwright's own, else the first on PATH.
 GUI ?= playwright>=1.50

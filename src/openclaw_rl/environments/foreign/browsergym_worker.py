@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from page_cameras import CAMERAS, PlaywrightCamera, SeleniumCamera
 from policy_chat import ask_policy, stop_reason
 from request_loop import ForeignRefusal, content_digest, files_digest, page_of_tasks, serve_requests
 from shared_browser import install_shared_browser, serve_folder
@@ -37,8 +38,11 @@ ACTION_LIMITS = ("timeout=500)", "timeout=3000)")
 DEFAULT_SEEDS = 8
 MAX_PAGE = 6000  # characters of a page that the policy sees
 
+ARGUMENTS = ("seeds", "film", "screenshots", "typed")
+
 _browser = ThreadPoolExecutor(1, "browser")
-_is_installed: list[bool] = []
+_cameras: list[PlaywrightCamera | SeleniumCamera] = []
+"""The one that takes all pictures, once the browser is installed."""
 
 
 async def in_browser(function: Callable[..., Any], *args: Any) -> Any:
@@ -50,11 +54,24 @@ async def list_tasks(asked: dict[str, Any]) -> dict[str, Any]:
     """Return the tasks of a name: a task of MiniWoB with several seeds, all of MiniWoB, or a folder of pages."""
     importlib.import_module("browsergym.core")
     name, args = asked["name"], asked["args"]
-    if unknown := sorted(args.keys() - {"seeds", "film", "typed"}):
-        raise ForeignRefusal(f"unknown arguments {unknown}. Known are seeds, film and typed")
+    if unknown := sorted(args.keys() - set(ARGUMENTS)):
+        raise ForeignRefusal(f"unknown arguments {unknown}. Known are {', '.join(ARGUMENTS)}")
     if not isinstance(args.get("typed", False), bool):
         raise ForeignRefusal(f"typed: expected true or false, got {args['typed']}")
+    _check_film(args)
     return dict(page_of_tasks(_web_tasks(name, args) if "/" in name else _miniwob_tasks(name, args), asked["start"]))
+
+
+def _check_film(args: Mapping[str, Any]) -> None:
+    """Check how pictures are taken, and that this can be done here. Raises `ForeignRefusal`."""
+    film, screenshots = args.get("film"), args.get("screenshots", "playwright")
+    if film is not None and not Path(str(film)).is_absolute():
+        raise ForeignRefusal(f"film: expected the absolute path of a folder, got {film}")
+    if screenshots not in CAMERAS:
+        raise ForeignRefusal(f"screenshots: expected {' or '.join(CAMERAS)}, got {screenshots}")
+    if film is None and "screenshots" in args:
+        raise ForeignRefusal("screenshots: nothing takes them without film. Name a folder with film, or leave both out")
+    CAMERAS[screenshots]().require_programs()
 
 
 def _web_tasks(name: str, args: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -84,17 +101,23 @@ def _miniwob_tasks(name: str, args: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _play_options(args: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how episodes are played: `typed`, whether replies are typed, and `film`, the folder of the filmstrips."""
-    return {"film": args.get("film"), "typed": args.get("typed", False)}
+    """Return how episodes are played.
+
+    `typed`: whether replies are typed. `film`: the folder of the filmstrips. `screenshots`: who takes its pictures.
+    """
+    screenshots = args.get("screenshots", "playwright")
+    return {"film": args.get("film"), "screenshots": screenshots, "typed": args.get("typed", False)}
 
 
 class BrowserEpisode:
     """An episode in a context of the shared browser. All methods are for the thread of the browser."""
 
     def __init__(self, data: Mapping[str, Any]) -> None:
-        if not _is_installed:
-            install_shared_browser()
-            _is_installed.append(True)
+        camera = CAMERAS[data.get("screenshots", "playwright")]
+        if not _cameras:
+            install_shared_browser(camera.browser_arguments)
+            _cameras.append(camera())
+        assert isinstance(_cameras[0], camera), "a process has one source"
         from browsergym.core.action.highlevel import HighLevelActionSet
         from browsergym.core.env import BrowserEnv
 
@@ -153,13 +176,12 @@ class BrowserEpisode:
             _write_film(Path(self._film), name, self._frames)
 
     def _take_observation(self, seen: Mapping[str, Any]) -> None:
-        from browsergym.core.observation import extract_screenshot
         from browsergym.utils.obs import flatten_axtree_to_str
 
         self.page = flatten_axtree_to_str(seen["axtree_object"])[:MAX_PAGE]
         self.problem = seen["last_action_error"].strip()[:300]
         if self._film:
-            self._frames.append(extract_screenshot(self._env.page))
+            self._frames.append(_cameras[0].take_picture(self._env.page))
 
 
 def _task_class(data: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -175,10 +197,9 @@ def _task_class(data: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     return entry, {"base_url": f"{serve_folder(str(pages))}miniwob/"}
 
 
-def _write_film(folder: Path, name: str, frames: list[Any]) -> None:
+def _write_film(folder: Path, name: str, images: list[Any]) -> None:
     from PIL import Image
 
-    images = [Image.fromarray(frame) for frame in frames]
     strip = Image.new("RGB", (sum(image.width for image in images), max(image.height for image in images)), "white")
     left = 0
     for image in images:

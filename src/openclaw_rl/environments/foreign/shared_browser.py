@@ -8,6 +8,7 @@ import os
 import shutil
 import threading
 import time
+from collections.abc import Sequence
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from os import environ
 from pathlib import Path
@@ -24,8 +25,9 @@ _PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 class SharedPlaywright:
     """Stands in for the library's playwright: a launch returns the one browser, and closing that does nothing."""
 
-    def __init__(self, playwright: Any) -> None:
-        self._playwright = playwright
+    def __init__(self, playwright: Any, arguments: Sequence[str]) -> None:
+        """`arguments`: of the browser, beside ours."""
+        self._playwright, self._arguments = playwright, arguments
         self._browser: Any = None
         self.selectors = playwright.selectors
         self.chromium = self
@@ -33,9 +35,9 @@ class SharedPlaywright:
     def launch(self, **_: Any) -> SharedPlaywright:
         """Start the browser if it does not run, without waits between actions."""
         if self._browser is None or not self._browser.is_connected():
+            ours = [_ONLY_LOOPBACK, "--disable-dev-shm-usage", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
             self._browser = self._playwright.chromium.launch(
-                executable_path=find_chromium(self._playwright),
-                args=[_ONLY_LOOPBACK, "--disable-dev-shm-usage", *(["--no-sandbox"] if os.geteuid() == 0 else [])],
+                executable_path=find_chromium(self._playwright), args=[*ours, *self._arguments]
             )
         return self
 
@@ -68,17 +70,17 @@ def find_chromium(playwright: Any) -> str:
     return found
 
 
-def install_shared_browser() -> None:
+def install_shared_browser(arguments: Sequence[str]) -> None:
     """Let the library use one browser, in this thread, and observe the accessibility tree alone.
 
-    Raises `ModuleNotFoundError`, `ForeignRefusal`.
+    `arguments`: of the browser, beside ours. Raises `ModuleNotFoundError`, `ForeignRefusal`.
     """
     core = importlib.import_module("browsergym.core")
     if Path(_SHORT_FOLDER).exists():
         environ["TMPDIR"] = _SHORT_FOLDER
     from playwright.sync_api import sync_playwright
 
-    core._set_global_playwright(SharedPlaywright(sync_playwright().start()))
+    core._set_global_playwright(SharedPlaywright(sync_playwright().start(), arguments))
     environment: Any = importlib.import_module("browsergym.core.env")
     environment.Chat = ChatLog
     _leave_out_observations(environment)

@@ -94,20 +94,25 @@ def test_miniwob_has_seeds_and_no_oracle(command: LibraryCommand, miniwob: tuple
     command.assert_nothing_left()
 
 
-def test_a_killed_browser_is_void_and_a_killed_runner_leaves_nothing(command: LibraryCommand) -> None:
+@pytest.mark.parametrize("screenshots", ["", "selenium"])
+def test_a_killed_browser_is_void_and_a_killed_runner_leaves_nothing(
+    command: LibraryCommand, tmp_path: Path, screenshots: str
+) -> None:
+    run = f"killed-{screenshots or 'playwright'}"
+    film = f"&film={tmp_path / 'film'}&screenshots={screenshots}" if screenshots else ""
     options = ("--group", "8", "--parallel", "4", "--unchecked", "--limit-seconds", "90", "--max-steps", "50")
-    process = command.start("run", "browsergym:miniwob.click-test?seeds=1", "--run", "killed", *options)
-    wait_for(lambda: any("chrom" in name for name in process_names(command)))
+    process = command.start("run", f"browsergym:miniwob.click-test?seeds=1{film}", "--run", run, *options)
+    wait_for(lambda: any(("chromedriver" if screenshots else "chrom") in name for name in process_names(command)))
     time.sleep(3)
     browsers = [pid for pid in marked_processes(command.scratch) if "--remote-debugging-pipe" in words_of(pid)]
     for pid in browsers:
         os.kill(pid, 9)
-    wait_for(lambda: any(episode.outcome == "void" for episode in command.episodes("killed")))
+    wait_for(lambda: any(episode.outcome == "void" for episode in command.episodes(run)))
     process.kill()
     process.communicate()
     wait_for(lambda: not list((command.home / "environments" / "runners").iterdir()))
     command.assert_nothing_left()
-    assert {episode.outcome for episode in command.episodes("killed")} <= {"done", "void"}
+    assert {episode.outcome for episode in command.episodes(run)} <= {"done", "void"}
 
 
 def words_of(pid: int) -> str:
@@ -167,7 +172,7 @@ asyncio.run(play_both())
 def run_program(program: str, cwd: Path, *words: str) -> Any:
     """Return what a program prints after `RESULT`, run by the library's Python with our modules for it."""
     command = [PYTHON, "-c", program, ROOT / "src/openclaw_rl/environments/foreign", *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=cwd, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=cwd, timeout=280)
     return json.loads(done.stdout.split("RESULT")[1])
 
 
