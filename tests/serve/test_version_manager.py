@@ -288,3 +288,13 @@ def test_a_cancellation_that_comes_with_a_wake_up_is_not_lost(site: Site) -> Non
         return bool(done)
 
     assert asyncio.run(cancel_as_it_wakes())
+
+
+def test_a_policy_whose_head_is_loaded_leaves_its_place_to_the_head_of_another() -> None:
+    """Both have a newer head, and the engine has room for four versions: each gets its head without a request."""
+    loaded = frozenset({0, 8, 9})
+    for expected in ({0, 8, 9, 12}, {0, 8, 11, 12}, {0, 11, 12}):
+        loaded = frozenset(
+            plan_versions(loaded=loaded, serving=0, head=0, held=Counter(), idle=[], cap=4, others=[(9, 12), (8, 11)])
+        )
+        assert loaded == expected

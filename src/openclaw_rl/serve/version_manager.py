@@ -47,7 +47,7 @@ def plan_versions(
     keep = [v for v in loaded if held[v] > 0 or v == serving]
     wanted = [head, *(v for v in held if held[v] > 0)]
     for other_serving, other_head in others:
-        wanted += [v for v in (other_serving, other_head) if v in loaded or v == other_head]
+        wanted += [other_head] if other_head in loaded or other_serving not in loaded else [other_serving, other_head]
     wanted += reversed(idle)
     for version in wanted:
         if version not in keep and len(keep) < cap:
