@@ -172,7 +172,8 @@ asyncio.run(play_both())
 def run_program(program: str, cwd: Path, *words: str) -> Any:
     """Return what a program prints after `RESULT`, run by the library's Python with our modules for it."""
     command = [PYTHON, "-c", program, ROOT / "src/openclaw_rl/environments/foreign", *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=cwd, timeout=280)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, timeout=280)
+    assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.split("RESULT")[1])
 
 
