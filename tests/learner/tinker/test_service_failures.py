@@ -134,6 +134,15 @@ def test_an_answer_that_lacks_something_is_no_fault_of_the_batch(
     assert take_step(trainer, tmp_path / "000001-b").folder is not None
 
 
+def test_a_gradient_that_is_not_finite_is_a_fault_of_the_batch(make: Make, sdk: TrainingSdk, tmp_path: Path) -> None:
+    one = take_step(make(), tmp_path / "000001-a")
+    trainer = make(**{"train.loss.kl_coef": 1e300})
+    trainer.load(folder=one.folder, memory=one.memory)
+    with pytest.raises(ModelError, match="the gradient of the batch is not finite"):
+        take_step(trainer, tmp_path / "000002-a")
+    assert len(sdk.steps) == 1
+
+
 def test_a_session_that_the_service_ended_is_opened_again(
     make: Make, sdk: TrainingSdk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from openclaw_rl.errors import ModelError
 from openclaw_rl.learner.loss import distillation
 from openclaw_rl.learner.loss.policy_loss import LossResult, make_loss_config, micro_batch_loss
 from openclaw_rl.learner.loss.scored_batch import ScoredBatch
@@ -37,7 +38,10 @@ class TokenGradients:
 def compute_token_gradients(
     batch: ScoredBatch, terms: Sequence[AnyTerm], members: Sequence[int], length_ema: float, train: TrainConfig
 ) -> TokenGradients:
-    """Return the advantages of the samples in `members`. `length_ema`: tokens per reply, for the denominators."""
+    """Return the advantages of the samples in `members`. `length_ema`: tokens per reply, for the denominators.
+
+    Raises `ModelError` if one is not finite, which cannot be sent.
+    """
     logp_K = torch.cat([batch.student[i] for i in members]).double().requires_grad_()
     lengths = torch.tensor([len(batch.samples[i].response_ids) for i in members])
     loss = micro_batch_loss(
@@ -51,5 +55,8 @@ def compute_token_gradients(
         rows_K=torch.arange(len(members)).repeat_interleave(lengths),
     )
     (gradient_K,) = torch.autograd.grad(loss.total, logp_K, materialize_grads=True)
-    parts = torch.split(-gradient_K.float(), lengths.tolist())
+    advantage_K = -gradient_K.float()
+    if not advantage_K.isfinite().all():
+        raise ModelError("the gradient of the batch is not finite")
+    parts = torch.split(advantage_K, lengths.tolist())
     return TokenGradients(advantages=[part.numpy() for part in parts], loss=loss)
