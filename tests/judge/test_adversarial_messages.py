@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from benchmarks.adversarial_messages import BYTES, LIMIT_MS, adversarial_texts
+from benchmarks.adversarial_messages import BYTES, adversarial_texts
+from tests.cpu_time import bounded_cpu_time
 
 from openclaw_rl.errors import JudgeError
 from openclaw_rl.judge.vote_parser import parse_hint, parse_vote
@@ -35,13 +35,12 @@ def test_adversarial_messages_have_their_size_and_stay_the_same() -> None:
     ids=lambda text: text[:8],
 )
 def test_an_answer_of_900_000_braces_is_no_vote_at_once(text: str) -> None:
-    begun = time.thread_time()
-    vote = parse_vote(text)
-    with pytest.raises(JudgeError, match="expected a JSON object with a hint"):
-        parse_hint(text)
+    with bounded_cpu_time(0.2):
+        vote = parse_vote(text)
+        with pytest.raises(JudgeError, match="expected a JSON object with a hint"):
+            parse_hint(text)
     assert vote.score is None
     assert vote.error
-    assert 1000 * (time.thread_time() - begun) < 2 * LIMIT_MS
 
 
 def test_a_vote_after_many_braces_counts() -> None:
