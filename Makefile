@@ -80,7 +80,7 @@ learn-rate: $(STAMP)  ## reactions of one person until satisfied, with and witho
 learn-protocol: $(STAMP)  ## sessions until three people are satisfied, by method and without training; updates docs/personalisation.md (a quarter of an hour)
 	$(BIN)/python -m benchmarks.personalisation --out runs/learn-protocol --doc docs/personalisation.md
 
-learn-days: $(STAMP)  ## thirty simulated days of three people and two drifts, with and without the gate; updates docs/thirty_days.md (some hours)
+learn-days: $(STAMP)  ## thirty simulated days of three people and two drifts, with and without the gate; updates docs/thirty_days.md (about two hours)
 	taskset -c 0 env OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.thirty_days --out runs/learn-days --doc docs/thirty_days.md
 
 gate-trial: $(STAMP)  ## poisoned batches and honest versions, with the default gate and the strict one; updates docs/gate_trial.md (about a quarter of an hour)
