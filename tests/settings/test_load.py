@@ -269,6 +269,27 @@ def test_a_judge_at_an_endpoint_needs_a_model_at_once_and_an_endpoint_to_start()
     assert str(error.value) == notice
 
 
+@pytest.mark.parametrize("key", ["serve.lessons", "gate.kind"])
+def test_off_needs_no_quotes(tmp_path: Path, key: str) -> None:
+    """YAML reads it as false."""
+    section, _, name = key.partition(".")
+    file = write(tmp_path, f"{section}: {{{name}: off}}\n")
+    for config in (settings.load(flags={key: "off"}, environ={}), settings.load(file=file, environ={})):
+        assert getattr(getattr(config, section), name) == "off"
+
+
+@pytest.mark.parametrize(
+    ("method", "lessons", "is_said"),
+    [("opd", "until_learned", True), ("opd", "off", False), ("combine", "until_learned", False)],
+)
+def test_distillation_alone_at_tinker_learns_nothing_from_prompts_with_lessons(
+    method: str, lessons: str, is_said: bool
+) -> None:
+    given = {"train.trainer": "tinker", "engine.backend": "tinker", "gate.kind": "numbers", "tinker.api_key": "tml-x"}
+    loaded = settings.load_all(flags=given | {"train.method": method, "serve.lessons": lessons}, environ={})
+    assert any("Set serve.lessons to off" in notice for notice in loaded.notices) is is_said
+
+
 def test_nothing_is_said_of_what_holds() -> None:
     environ = {"MAJORITY_VOTE_N": "5", "JUDGE_MODEL_PATH": "/j", "LORA_RANK": "8"}
     assert settings.load_all(environ=environ | {"CKPT_ARGS": "--save-interval 9 --save-dir x"}).notices == []

@@ -151,7 +151,8 @@ def load_all(
     origins = {key: given.source for key, given in found.items()}
     config = _build_config(_plain_values(found), origins)
     notices = [notice for layer in layers for notice in layer.notices]
-    notices += unused.unused_settings(config, origins) + validate.missing_endpoints(config)
+    notices += unused.unused_settings(config, origins)
+    notices += validate.missing_endpoints(config) + validate.untrained_lessons(config)
     return LoadedSettings(config=config, sources=origins, notices=notices)
 
 

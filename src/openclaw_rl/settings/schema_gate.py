@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from openclaw_rl.settings.strict_yaml import Section
 
@@ -17,12 +17,6 @@ class GateConfig(Section):
         description="what a step must pass: numbers: the bounds of train.safety; probes: these, and a comparison with "
         "the head on held-out turns and regenerated replies; off: nothing but finite metrics",
     )
-
-    @field_validator("kind", mode="before")
-    @classmethod
-    def _read_off(cls, value: object) -> object:
-        """Return "off" for False, which is how YAML reads `off` without quotes."""
-        return "off" if value is False else value
 
     margin: float = Field(
         0.1,

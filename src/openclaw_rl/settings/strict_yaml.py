@@ -107,8 +107,13 @@ class Section(BaseModel):
 
 
 def _strict_value(value: Any, kind: Any) -> Any:
-    """Reject values that pydantic would convert silently. An empty text means None for an optional setting."""
+    """Reject values that pydantic would convert silently. An empty text means None for an optional setting.
+
+    YAML reads `off` without quotes as False.
+    """
     kinds = (kind, *typing.get_args(kind))
+    if value is False and "off" in kinds:
+        return "off"
     if isinstance(value, bool) and bool not in kinds and (int in kinds or float in kinds):
         raise ValueError("expected a number")
     if isinstance(value, str) and "\0" in value:

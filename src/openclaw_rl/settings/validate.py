@@ -256,6 +256,18 @@ def missing_endpoints(config: Config) -> list[str]:
     ]
 
 
+def untrained_lessons(config: Config) -> list[str]:
+    """Return a notice if the trainer learns from no turn whose prompt had lessons."""
+    method = make_method(config.train)
+    if config.train.trainer != "tinker" or not method.uses_hints or method.uses_reward or config.serve.lessons == "off":
+        return []
+    return [
+        f"train.method {config.train.method} with train.trainer tinker learns nothing from turns whose prompt had "
+        "lessons, so after the first wish it may learn nothing at all. Set serve.lessons to off, or train.method to "
+        "combine"
+    ]
+
+
 def _check_train(t: TrainConfig) -> None:
     for wrong, words in _step_rules(t):
         if wrong:
