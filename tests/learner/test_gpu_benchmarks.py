@@ -158,8 +158,9 @@ def test_what_a_layer_keeps_is_what_the_formula_says(modules: dict[str, ModuleTy
 def bytes_of(shapes: set[torch.Size]) -> int:
     """Return the bytes of all living tensors, gradients included, of these shapes."""
     gc.collect()
-    tensors = [found for found in gc.get_objects() if issubclass(type(found), torch.Tensor)]
-    tensors = [found for found in tensors if all(isinstance(n, int) for n in found.shape)]  # not those of a compiler
+    kinds = (torch.Tensor, torch.nn.Parameter)  # not those of a compiler, which have no storage
+    tensors = [found for found in gc.get_objects() if type(found) in kinds]
+    tensors = [found for found in tensors if all(isinstance(n, int) for n in found.shape)]
     tensors += [tensor.grad for tensor in tensors if tensor.is_leaf and tensor.grad is not None]
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors if t.shape in shapes}
     return sum(storages.values())
