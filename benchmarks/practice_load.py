@@ -278,7 +278,8 @@ def _orders(head: int, prompt: Ids, seed: int) -> list[ReplyOrder]:
 def _newest_prompt(store: Store) -> tuple[int, Ids]:
     with store.read() as conn:
         head = policies.head(conn)
-        (id_,) = practice_turns.newest_prompts(conn, identity=head.identity, limit=1)
+        (lesson,) = lessons.list_lessons(conn)
+        (id_,) = practice_turns.newest_prompts(conn, lesson, identity=head.identity, limit=1)
         exchange = exchanges.get(conn, id_)
     assert exchange is not None
     return head.version, exchange.request.prompt_ids
