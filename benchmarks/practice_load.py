@@ -64,7 +64,11 @@ SETTINGS: dict[str, Any] = {
     "practice.seconds_per_hour": 3600,
     "run.log_level": "warning",
 }
-ARMS = {"practice": {"practice.enabled": True}, "no practice": {}, "no training": {}}
+ARMS = {
+    "practice": {"practice.enabled": True},
+    "no practice": {"practice.enabled": False},
+    "no training": {"practice.enabled": False},
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
