@@ -67,6 +67,16 @@ def talk(system: SubprocessSystem, text: str = "What is the capital of France?")
     return str(first["id"])
 
 
+def wait_for_verdict(system: SubprocessSystem, turn: str) -> None:
+    with Store.open(system.config.store_path, create=False) as store:
+
+        def is_judged() -> bool:
+            with store.read() as conn:
+                return turns.current_verdict(conn, turn) is not None
+
+        wait_for(is_judged)
+
+
 def check_commands(system: SubprocessSystem, worker: str, words: str) -> None:
     """`status` and the doctor name reason and cure."""
     home = ("--home", str(system.config.home_dir))
@@ -105,13 +115,7 @@ def test_a_reward_plug_in_that_fails(tmp_path: Path, code: str, words: str) -> N
         talk(system)
 
         plugin.write_text(GOOD_REWARD)
-        with Store.open(system.config.store_path, create=False) as store:
-
-            def judged() -> bool:
-                with store.read() as conn:
-                    return turns.current_verdict(conn, target) is not None
-
-            wait_for(judged)
+        wait_for_verdict(system, target)
         wait_for(lambda: readiness(system)["reasons"] == [])
 
 
@@ -133,13 +137,7 @@ def test_a_plug_in_that_is_corrected_while_it_loads(tmp_path: Path) -> None:
         target = talk(system)
         wait_for(lambda: count.exists() and count.read_text() == "xx")
         plugin.write_text(GOOD_REWARD)
-        with Store.open(system.config.store_path, create=False) as store:
-
-            def judged() -> bool:
-                with store.read() as conn:
-                    return turns.current_verdict(conn, target) is not None
-
-            wait_for(judged)
+        wait_for_verdict(system, target)
 
 
 def test_a_loss_that_always_fails_uses_up_a_few_turns_only_and_trains_once_it_is_corrected(tmp_path: Path) -> None:

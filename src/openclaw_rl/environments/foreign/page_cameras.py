@@ -71,8 +71,8 @@ class SeleniumCamera:
         try:
             self._driver.switch_to.window(find_target(page))
             content = self._driver.get_screenshot_as_png()
-        except Exception:
-            self._end_driver()  # the next picture gets another
+        except Exception:  # whatever fails, the driver may be in any state: the next picture gets another one
+            self._end_driver()
             raise
         return Image.open(io.BytesIO(content)).convert("RGB")
 

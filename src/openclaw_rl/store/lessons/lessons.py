@@ -46,7 +46,7 @@ HALF_LIFE_SECONDS = 30 * 86400.0
 MAX_WEIGHT = 4.0
 """Most weight that evidence adds up to, so that a taste that changes is followed after a few words."""
 REPEATED_TURNS = 8
-"""What was said within so many turns of a conversation is repeated."""
+"""A wish counts as repeated if it was said before within so many turns of the same conversation."""
 
 _OLDEST_FIRST: tuple[ColumnElement[Any], ...] = (t.lessons.c.made_at, literal_column("lessons.rowid"))
 
