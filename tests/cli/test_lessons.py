@@ -20,8 +20,9 @@ from openclaw_rl.common.terminal import TerminalConsole
 from openclaw_rl.settings.load import Config, from_flat
 from openclaw_rl.store import events
 from openclaw_rl.store.db import Store
-from openclaw_rl.store.lessons import lessons
-from openclaw_rl.store.lessons.lessons import Lesson, LessonScope, LessonState
+from openclaw_rl.store.lessons import forgotten_wishes, lessons
+from openclaw_rl.store.lessons.lessons import Lesson, LessonState
+from openclaw_rl.store.lessons.scopes import LessonScope, subject_scope, user_scope
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME, PolicyOwner, record_owner
 from openclaw_rl.supervisor.supervisor import prepare_home
@@ -70,12 +71,25 @@ def test_the_list_shows_each_lesson_with_what_was_said(config: Config) -> None:
 def test_the_list_names_the_user_of_a_lesson(config: Config) -> None:
     with Store.open(config.store_path) as store, store.write() as conn:
         for number, agent in enumerate(("", "writer")):
-            scope = lessons.user_scope(agent, "ann")
+            scope = user_scope(agent, "ann")
             lesson = replace(SHORT, id=f"u{number}", scope_kind=LessonScope.USER, scope_value=scope)
             lessons.add_lesson(conn, lesson)
     out = run(config, "list")
     assert "for user ann, weight" in out
     assert "for user ann of agent writer, weight" in out
+
+
+def test_the_list_says_what_a_lesson_is_limited_to(config: Config) -> None:
+    about = replace(
+        SHORT, id="s1", scope_kind=LessonScope.SUBJECT, scope_value=subject_scope("writer", "ann", "Money, cash")
+    )
+    here = replace(SHORT, id="s2", scope_kind=LessonScope.SESSION, scope_value="turn-1")
+    with Store.open(config.store_path) as store, store.write() as conn:
+        lessons.add_lesson(conn, about)
+        lessons.add_lesson(conn, here)
+    out = run(config, "list")
+    assert "for user ann of agent writer about cash, money, weight" in out
+    assert "for one conversation (turn-1), weight" in out
 
 
 def test_lessons_are_edited_pinned_and_forgotten(config: Config) -> None:
@@ -95,6 +109,15 @@ def test_lessons_are_edited_pinned_and_forgotten(config: Config) -> None:
     found = stored(config, "aa")
     assert found is not None
     assert found.state is LessonState.ACTIVE, "it is in force again"
+
+
+def test_the_turns_of_a_forgotten_lesson_do_not_give_it_again(config: Config) -> None:
+    with Store.open(config.store_path) as store, store.read() as conn:
+        evidence = {one.turn for one in lessons.turns_of_lesson(conn, "aa")}
+    run(config, "forget", "aa", "--yes")
+    with Store.open(config.store_path) as store, store.read() as conn:
+        assert evidence
+        assert all(forgotten_wishes.is_forgotten(conn, turn, "length/short", "") for turn in evidence)
 
 
 def test_of_two_pinned_lessons_that_contradict_each_other_the_later_one_is_in_force(config: Config) -> None:
@@ -180,7 +203,7 @@ def test_chat_says_nothing_of_lessons_of_other_users(config: Config) -> None:
         "of this agent": replace(SHORT, scope_value="agent"),
         "of another agent": replace(SHORT, scope_value="writer"),
         "of another user": replace(
-            SHORT, scope_kind=LessonScope.USER, scope_value=lessons.user_scope("agent", "ada")
+            SHORT, scope_kind=LessonScope.USER, scope_value=user_scope("agent", "ada")
         ),
         "of another question": replace(SHORT, scope_kind=LessonScope.QUESTION, scope_value="hash"),
         "of another key": replace(SHORT, scope_value="agent", key="another"),

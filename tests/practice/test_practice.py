@@ -28,8 +28,9 @@ from openclaw_rl.status import report
 from openclaw_rl.store import events, exchanges, schema, sessions, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lessons import lessons, practice_turns, removal
-from openclaw_rl.store.lessons.lessons import Lesson, LessonScope, LessonState
+from openclaw_rl.store.lessons.lessons import Lesson, LessonState
 from openclaw_rl.store.lessons.questions import question_hash
+from openclaw_rl.store.lessons.scopes import LessonScope, user_scope
 from openclaw_rl.store.lineage import policies, training_queue, version_stats
 from openclaw_rl.testing import ScriptedTrainer
 from openclaw_rl.train.sample_builder import SampleBuilder
@@ -288,7 +289,7 @@ def test_a_prompt_with_images_is_not_practised(
 
 
 def of_user(lesson: Lesson, user: str) -> Lesson:
-    return replace(lesson, scope_kind=LessonScope.USER, scope_value=lessons.user_scope("", user))
+    return replace(lesson, scope_kind=LessonScope.USER, scope_value=user_scope("", user))
 
 
 def test_a_lesson_of_a_user_is_practised_on_their_prompts(

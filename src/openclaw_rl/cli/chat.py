@@ -26,7 +26,7 @@ from openclaw_rl.settings.load import Config
 from openclaw_rl.status.report import open_store
 from openclaw_rl.store import events, exchanges, turns
 from openclaw_rl.store.lessons import lessons
-from openclaw_rl.store.lessons.lessons import Lesson, LessonScope
+from openclaw_rl.store.lessons.lessons import Lesson
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.store.lineage.policy_names import policy_name, stored_owner
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, is_ready
@@ -242,7 +242,7 @@ class _ChatSession:
         asked = answered.request
         policy = policy_name(stored_owner(conn), agent=asked.agent, user=asked.user, key=asked.scope)
         owners = (asked.agent, ""), (asked.agent, asked.user)
-        is_for_owner = lesson.scope_kind is not LessonScope.QUESTION and lesson.owner in owners
+        is_for_owner = lesson.is_practised and lesson.owner in owners
         return is_for_owner and (lesson.policy, lesson.key) == (policy, asked.scope)
 
 

@@ -51,7 +51,8 @@ def edit_lesson(lesson: str, text: str, **options: Any) -> None:
     """Replace the text of LESSON. It stands in prompts until the weights follow the new text."""
     from openclaw_rl.common.rules.lesson_topics import load_topics
     from openclaw_rl.store.lessons import removal
-    from openclaw_rl.store.lessons.lessons import MAX_LESSON_CHARS, LessonScope
+    from openclaw_rl.store.lessons.lessons import MAX_LESSON_CHARS
+    from openclaw_rl.store.lessons.scopes import LessonScope
 
     if not (words := " ".join(text.split())):
         raise OpenClawError("the text is empty. `openclaw-rl lessons forget` deletes a lesson")
@@ -106,7 +107,7 @@ def forget_lesson(lesson: str, yes: bool, **options: Any) -> None:
 
     What the weights have learned stays: `openclaw-rl undo --lesson LESSON` takes that out, too, with the turns.
     """
-    from openclaw_rl.store.lessons import removal
+    from openclaw_rl.store.lessons import forgotten_wishes, removal
 
     config = load_config(**options)
     if not yes:
@@ -114,6 +115,7 @@ def forget_lesson(lesson: str, yes: bool, **options: Any) -> None:
             text = found.text
         click.confirm(f"Forget {to_printable(text)!r}?", abort=True)  # outside of the transaction, which holds a lock
     with _open_lesson(lesson, config) as (conn, found):
+        forgotten_wishes.record_forgotten(conn, found)
         removal.forget(conn, found.id, at=time.time())
     echo(f"{lesson} is forgotten: {found.text}")
 

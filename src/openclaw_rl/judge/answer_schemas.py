@@ -28,7 +28,8 @@ EVALUATION_ANSWER = _answer_schema("grade", reason=_TEXT, score={"type": "string
 LESSON_ANSWER = _answer_schema(
     "lesson",
     lesson=_TEXT,
-    scope={"type": "string", "enum": ["general", "question"]},
+    scope={"type": "string", "enum": ["general", "conversation", "subject", "question"]},
+    subject={"type": ["string", "null"]},
     same={"type": ["integer", "null"]},
     contradicts={"type": "array", "items": {"type": "integer"}},
 )

@@ -18,6 +18,7 @@ ANSWER_CHARS = 65_536
 """Characters of an answer, from its end, in which the vote is searched."""
 MAX_FAILED_STARTS = 256
 """Number of places that look like the start of an object, but cannot be read; then the search ends."""
+MAX_SUBJECT_CHARS = 100
 _OBJECT_START = re.compile(r'\{\s*["}]')
 # A hint is inserted into a user message; a control token of the template in it would end that message.
 _CONTROL_TOKEN = re.compile(
@@ -65,7 +66,7 @@ def parse_hint(text: str) -> str | None:
 
 
 def parse_lesson(text: str) -> dict[str, Any]:
-    """Return lesson, scope, same and contradicts of the last JSON object with a `lesson`. Raises `JudgeError`."""
+    """Return the fields of the last JSON object with a `lesson`: those of `LESSON_ANSWER`. Raises `JudgeError`."""
     found = [value for value in _json_objects(strip_reasoning(text)) if "lesson" in value]
     if not found:
         raise JudgeError(f"expected a JSON object with a lesson; got {describe_size(text)}")
@@ -77,6 +78,7 @@ def parse_lesson(text: str) -> dict[str, Any]:
     return {
         "lesson": words or "",
         "scope": answer.get("scope"),
+        "subject": answer["subject"][:MAX_SUBJECT_CHARS] if isinstance(answer.get("subject"), str) else "",
         "same": answer.get("same") if type(answer.get("same")) is int else None,  # a bool is no number
         "contradicts": [n for n in numbers if type(n) is int] if isinstance(numbers, list) else [],
     }

@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 
 from openclaw_rl.common.printable import cut_text
 from openclaw_rl.store.lessons import lessons, practice_turns
-from openclaw_rl.store.lessons.lessons import Lesson, LessonScope, LessonState
+from openclaw_rl.store.lessons.lessons import Lesson, LessonState
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.types import Policy
 
@@ -37,14 +37,6 @@ class PracticePlan:
     texts: frozenset[tuple[str, str]]  # (id, text) of all that the teacher follows
 
 
-def is_practised(lesson: Lesson) -> bool:
-    """Return whether a lesson is to get into the weights. One about a single question stays in its prompt.
-
-    Steps on one prompt change replies to others, and a divergence per token hardly shows the few tokens of a fact.
-    """
-    return lesson.scope_kind is not LessonScope.QUESTION
-
-
 def quote_lessons(found: Sequence[Lesson]) -> str:
     """Return the texts of lessons for a status note: the first ones, each of them cut."""
     quoted = [f'"{cut_text(one.text, NOTED_CHARS)}"' for one in found[:NOTED_LESSONS]]
@@ -61,7 +53,7 @@ def plan_practice(conn: Connection, head: Policy, now: float) -> PracticePlan:
         for lesson in active
         if not _is_contested(conn, lesson, now) and not _is_outweighed(lesson, in_force, now)
     ]
-    waiting, targets = ([lesson for lesson in found if is_practised(lesson)] for found in (active, settled))
+    waiting, targets = ([lesson for lesson in found if lesson.is_practised] for found in (active, settled))
     line = policies.lineage(conn, head.version)
     due = [] if targets else [lesson for lesson in learned if _is_due(conn, lesson, line)]
     followed = [*settled, *learned]
@@ -78,7 +70,7 @@ def _is_contested(conn: Connection, lesson: Lesson, now: float) -> bool:
 
     The prompt follows the newest word at once. The weights wait for more words, as single ones may be mistaken.
     """
-    rivals = lessons.superseded_lessons(conn, lesson.id)
+    rivals = [rival for rival in lessons.superseded_lessons(conn, lesson.id) if rival.is_practised]
     strongest = max((rival.weight_at(now) for rival in rivals), default=0.0)
     return not lesson.is_pinned and lesson.weight_at(now) <= SETTLED_FACTOR * strongest * (1 + _TOLERANCE)
 
@@ -91,7 +83,7 @@ def _is_outweighed(lesson: Lesson, in_force: Sequence[Lesson], now: float) -> bo
     beside = [
         one
         for one in in_force
-        if is_practised(one) and one.subject == lesson.subject and (one.key, one.owner[0]) == place
+        if one.is_practised and one.subject == lesson.subject and (one.key, one.owner[0]) == place
     ]
     agreed = sum(one.weight_at(now) for one in beside if one.topic == lesson.topic)
     opposed = sum(one.weight_at(now) for one in beside if one.topic != lesson.topic)

@@ -16,8 +16,9 @@ from openclaw_rl.render.hint import lessons_hint, with_hint
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.store import exchanges
 from openclaw_rl.store.lessons import lessons, practice_turns
-from openclaw_rl.store.lessons.lessons import Lesson, LessonState, PromptContext
+from openclaw_rl.store.lessons.lessons import Lesson, LessonState
 from openclaw_rl.store.lessons.questions import question_hash
+from openclaw_rl.store.lessons.scopes import PromptContext, asked_text
 from openclaw_rl.store.lineage.policy_names import OwnerFilter
 from openclaw_rl.types import Exchange, Ids, Policy
 
@@ -81,7 +82,7 @@ class PromptSelector:
         if has_images(request.messages):  # token ids do not hold them, nor are they stored
             return None
         in_force = lessons.lessons_for(conn, self._context(policy, exchange), states=_IN_FORCE)
-        found = tuple(lesson for lesson in in_force if lesson.id in plan.beside)
+        found = tuple(lessons.fitting_lessons([lesson for lesson in in_force if lesson.id in plan.beside]))
         if not found:
             return None
         hint = lessons_hint(lesson.text for lesson in found)
@@ -98,6 +99,7 @@ class PromptSelector:
         return PracticePrompt(exchange=exchange, lessons=found, hint=hint, plain_ids=plain_ids, hinted_ids=hinted_ids)
 
     def _context(self, policy: str, exchange: Exchange) -> PromptContext:
+        """Return the context without the conversation: its lessons are not for the weights."""
         request = exchange.request
         return PromptContext(
             policy=policy,
@@ -105,6 +107,7 @@ class PromptSelector:
             agent=request.agent,
             user=request.user,
             question=question_hash(request.messages, self.transient, key=self.key, user=request.user),
+            asked=asked_text(request.messages, self.transient),
         )
 
 

@@ -17,7 +17,7 @@ from sqlalchemy import Connection
 
 from openclaw_rl.gates.reply_source import BrokenVersion, GateReply, NoGateway, RepliesDelayed, ReplyOrder, ReplySource
 from openclaw_rl.practice.budget import waiting_reason
-from openclaw_rl.practice.plan import PracticePlan, is_practised, plan_practice, quote_lessons
+from openclaw_rl.practice.plan import PracticePlan, plan_practice, quote_lessons
 from openclaw_rl.practice.prompts import MAX_REPLY_TOKENS, PracticePrompt, PromptSelector
 from openclaw_rl.settings.schema_practice import PracticeConfig
 from openclaw_rl.store import leases, turn_states
@@ -294,7 +294,7 @@ class PracticeSession:
         gone = turn_states.taken_back(conn, list(divergences))  # of a lesson that was edited or forgotten meanwhile
         turns_by_lesson = practice_turns.lessons_of_practice(conn, divergences.keys() - set(gone))
         linked = (lessons.get(conn, id_) for id_ in turns_by_lesson)
-        found = [lesson for lesson in linked if lesson is not None and is_practised(lesson)]
+        found = [lesson for lesson in linked if lesson is not None and lesson.is_practised]
         active = [lesson for lesson in found if lesson.state is LessonState.ACTIVE]
         for lesson in active or found:  # beside an active lesson, the divergence says nothing about a learned one
             value = float(np.mean([divergences[turn] for turn in turns_by_lesson[lesson.id]]))

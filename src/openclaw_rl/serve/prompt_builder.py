@@ -42,6 +42,8 @@ BUILD_IN_THREAD_MESSAGES = 1000  # number of messages above which it does
 REPLY_CACHE_TOKENS = 4 * 2**20  # size of the cache of sampled replies for rendered prompts, in tokens
 MAX_RECOVERED_REPLIES = 64  # number of a history's last replies that are read from the store after a restart
 
+MAX_CHAINS = 2048  # number of a history's last messages by which lessons for the conversation are found
+
 
 @dataclass(frozen=True, slots=True)
 class HashedHistory:
@@ -109,7 +111,9 @@ class PromptBuilder:
         if ask.size > CHARS_PER_TOKEN * limit:
             await run_large(lambda: self._check_length(_kept_texts(ask.messages), limit))
         features, tools = await call_in(self._read_request, ask, in_thread=large)
-        lessons = await lookup.find_lessons(_stated_origin(features)) if lookup is not None else {}
+        lessons: Mapping[str, str] = {}
+        if lookup is not None:
+            lessons = await lookup.find_lessons(_stated_origin(features), lambda: self._message_chains(features))
         if lessons and (at := hinted_index(ask.messages, self.is_ephemeral)) is not None:
             ask, features = self._add_hint(ask, features, lessons_hint(lessons.values()), at)
         else:
@@ -339,6 +343,14 @@ class PromptBuilder:
         bridges = self.renderer.bridge_unsupported_reason is None and not variables
         origin = _stated_origin(features)
         return HashedHistory(tuple(marks), tuple(keys), full, len(marks) == len(features), origin, bridges)
+
+    def _message_chains(self, features: Sequence[MessageFeatures]) -> list[bytes]:
+        """Return the chained hashes of the last messages, oldest first."""
+        chains = [message_hash.CHAIN_ROOT]
+        for index, feature in enumerate(features):
+            if not feature.is_ephemeral:
+                chains.append(self._message_mark(feature, index, chains[-1]).chain)
+        return chains[1:][-MAX_CHAINS:]
 
     def _message_mark(self, feature: MessageFeatures, index: int, chain: bytes) -> Mark:
         key = (index, chain, feature.own_hash)

@@ -17,7 +17,8 @@ from openclaw_rl.settings.load import Config
 from openclaw_rl.status.inspect import shorten_line, turn_data
 from openclaw_rl.status.report import read_store
 from openclaw_rl.store.lessons import lessons
-from openclaw_rl.store.lessons.lessons import Lesson, LessonScope, LessonState, scope_owner
+from openclaw_rl.store.lessons.lessons import Lesson, LessonState
+from openclaw_rl.store.lessons.scopes import LessonScope, scope_owner, scope_subject
 
 MAX_SHOWN_TURNS = 3
 """Turns that are shown of each lesson, newest first."""
@@ -86,7 +87,11 @@ def _scope_text(row: Mapping[str, Any]) -> str:
     if row["scope_kind"] == LessonScope.QUESTION:
         asked = next((one["asked"] for one in reversed(row["turns"]) if one["asked"]), None)
         return f"for one question: {shorten_line(asked, 60)}, {weight}"
+    if row["scope_kind"] == LessonScope.SESSION:
+        return f"for one conversation ({row['scope_value']}), {weight}"
+    subject = scope_subject(row["scope_kind"], row["scope_value"])
+    about = f" about {subject}" if subject else ""
     agent, user = scope_owner(row["scope_kind"], row["scope_value"])
     if user:
-        return f"for user {user}{f' of agent {agent}' if agent else ''}, {weight}"
-    return f"for agent {agent or '(without a name)'}, {weight}"
+        return f"for user {user}{f' of agent {agent}' if agent else ''}{about}, {weight}"
+    return f"for agent {agent or '(without a name)'}{about}, {weight}"

@@ -50,5 +50,6 @@ MIGRATIONS: Sequence[Migration] = (
     partial(_run_file, "15_practice"),
     partial(_run_file, "16_degenerate_turns"),
     partial(_run_file, "17_episode_groups"),
+    partial(_run_file, "18_forgotten_wishes"),
 )
 """Migration n is at index n - 1. Each runs in the same transaction that writes the new schema number."""

@@ -302,6 +302,13 @@ lesson_turns = Table(  # the evidence of each lesson
 )
 Index("lesson_turns_turn", lesson_turns.c.turn)
 
+forgotten_wishes = Table(  # wishes of lessons that a person has forgotten (`store/lessons/forgotten_wishes.py`)
+    "forgotten_wishes",
+    metadata,
+    _turn_key(),
+    Column("wish", Text, primary_key=True),
+)
+
 lesson_divergences = Table(
     "lesson_divergences",
     metadata,

@@ -13,9 +13,10 @@ from openclaw_rl.judge.lessons.lesson_book import update_lessons
 from openclaw_rl.judge.rules import RulesJudge
 from openclaw_rl.practice.plan import plan_practice
 from openclaw_rl.store import schema, turns
-from openclaw_rl.store.lessons import lessons, removal
-from openclaw_rl.store.lessons.lessons import HALF_LIFE_SECONDS, Lesson, LessonScope, LessonState, PromptContext
+from openclaw_rl.store.lessons import forgotten_wishes, lessons, removal
+from openclaw_rl.store.lessons.lessons import HALF_LIFE_SECONDS, Lesson, LessonState
 from openclaw_rl.store.lessons.questions import question_hash
+from openclaw_rl.store.lessons.scopes import LessonScope, PromptContext
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.types import Verdict, Vote
 
@@ -167,6 +168,19 @@ def test_a_turn_that_is_judged_again_loses_the_lesson_that_its_verdict_no_longer
     assert everything(world) == []
 
 
+@pytest.mark.parametrize("wish", [SHORT, "Cite your sources."])
+def test_a_forgotten_lesson_comes_back_with_new_words_alone(world: World, wish: str) -> None:
+    learn(world, "a", wish, FORMAL)
+    with world.store.write() as conn:
+        gone = next(lesson for lesson in lessons.list_lessons(conn) if lesson.text == wish)
+        forgotten_wishes.record_forgotten(conn, gone)
+        removal.forget(conn, gone.id, at=15.0)
+    learn(world, "a", wish, FORMAL, at=20.0, revision=2)
+    assert in_force(world) == [FORMAL], "the turn was only judged again"
+    learn(world, "b", wish, at=30.0)
+    assert in_force(world) == [FORMAL, wish]
+
+
 def test_a_correction_is_for_its_question_alone(world: World) -> None:
     world.close("a", "hm")
     world.give("a", score=-1, correction="The capital is Canberra.")
@@ -187,6 +201,14 @@ def test_a_correction_that_a_rule_can_read_is_a_wish_for_all_answers(world: Worl
     world.close("a", "hm")
     world.give("a", score=-1, correction="shorter, please")
     learn(world, "a", "shorter, please")
+    assert in_force(world, "another question") == [SHORT]
+
+
+def test_a_correction_with_a_wish_and_a_fact_gives_both(world: World) -> None:
+    world.close("a", "hm")
+    world.give("a", score=-1, correction="Shorter, please. It is Canberra.")
+    learn(world, "a", "Shorter, please. It is Canberra.")
+    assert in_force(world, "ask a") == [SHORT, "It is Canberra."]
     assert in_force(world, "another question") == [SHORT]
 
 

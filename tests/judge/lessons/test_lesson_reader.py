@@ -16,7 +16,8 @@ from tests.judge.world import World
 
 from openclaw_rl.settings.load import from_flat
 from openclaw_rl.store.lessons import lessons
-from openclaw_rl.store.lessons.lessons import Lesson, LessonScope, LessonState
+from openclaw_rl.store.lessons.lessons import Lesson, LessonState
+from openclaw_rl.store.lessons.scopes import LessonScope
 
 GENERAL = {"lesson": "Be brief.", "scope": "general", "same": None, "contradicts": []}
 
@@ -80,6 +81,25 @@ def test_wishes_in_other_words_are_one_lesson_and_contradictions_replace_each_ot
 def test_a_fact_is_for_its_question_whatever_the_model_says(world: World) -> None:
     (found,), _ = learn(world, ["No, it is 391."], "Say 391.", lambda question: GENERAL | {"lesson": "Say 391."})
     assert (found.text, found.scope_kind) == ("Say 391.", LessonScope.QUESTION)
+
+
+@pytest.mark.parametrize(
+    ("answer", "scope"),
+    [
+        ({"scope": "conversation"}, (LessonScope.SESSION, "t0")),
+        ({"scope": "subject", "subject": "Code, python"}, (LessonScope.SUBJECT, '["", "", "code, python"]')),
+    ],
+)
+def test_a_wish_that_is_limited(world: World, answer: dict[str, Any], scope: tuple[LessonScope, str]) -> None:
+    (found,), _ = learn(world, ["first"], "Be brief.", lambda question: GENERAL | answer)
+    assert (found.scope_kind, found.scope_value, found.topic) == (*scope, "length/short")
+
+
+@pytest.mark.parametrize("subject", [None, "", "!!", 3])
+def test_a_limit_without_a_subject_is_the_question_itself(world: World, subject: Any) -> None:
+    answer = GENERAL | {"scope": "subject", "subject": subject}
+    (found,), _ = learn(world, ["first"], "Be brief.", lambda question: answer)
+    assert found.scope_kind is LessonScope.QUESTION
 
 
 def test_a_correction_is_read_by_the_model(world: World) -> None:

@@ -12,8 +12,9 @@ from tests.serve.conftest import KEY, SCOPE, TOOLS, USER, Answer, Site, Start
 from openclaw_rl.common.rules.lesson_topics import HintTopics
 from openclaw_rl.judge.lessons.lesson_book import update_lessons
 from openclaw_rl.store.lessons import lessons
-from openclaw_rl.store.lessons.lessons import Lesson, LessonScope
+from openclaw_rl.store.lessons.lessons import Lesson
 from openclaw_rl.store.lessons.questions import question_hash
+from openclaw_rl.store.lessons.scopes import LessonScope
 from openclaw_rl.types import Exchange, Verdict
 
 SHORT = Lesson(id="aa", key=SCOPE, text="Keep answers short", topic="length/short", made_at=1.0, reinforced_at=1.0)

@@ -11,7 +11,8 @@ from tests.store.world import policy, serve
 from openclaw_rl.store import leases
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lessons import lessons, removal
-from openclaw_rl.store.lessons.lessons import Lesson, LessonScope, LessonState, PromptContext
+from openclaw_rl.store.lessons.lessons import Lesson, LessonState
+from openclaw_rl.store.lessons.scopes import LessonScope, PromptContext, user_scope
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME
 
@@ -20,7 +21,7 @@ SHORT = Lesson(
     reinforced_at=1.0,
 )  # fmt: skip
 HERE = PromptContext(key="key", agent="agent", user="ann", question="q")
-ANN = lessons.user_scope("agent", "ann")
+ANN = user_scope("agent", "ann")
 MONTH = lessons.HALF_LIFE_SECONDS
 
 

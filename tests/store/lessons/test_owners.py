@@ -13,7 +13,8 @@ from openclaw_rl.settings.load import from_flat
 from openclaw_rl.store import leases
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lessons import lessons
-from openclaw_rl.store.lessons.lessons import Lesson, LessonScope, LessonState, PromptContext
+from openclaw_rl.store.lessons.lessons import Lesson, LessonState
+from openclaw_rl.store.lessons.scopes import LessonScope, PromptContext, user_scope
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.store.lineage.policy_names import PolicyOwner, policy_name, record_owner
 from openclaw_rl.supervisor.policy_owner import set_owner
@@ -21,7 +22,7 @@ from openclaw_rl.supervisor.policy_owner import set_owner
 ANN = {"key": "key", "agent": "agent", "user": "ann"}
 OF_USER = Lesson(
     id="user", key="key", text="Keep answers short.", topic="length/short", scope_kind=LessonScope.USER,
-    scope_value=lessons.user_scope("agent", "ann"), made_at=1.0, reinforced_at=1.0,
+    scope_value=user_scope("agent", "ann"), made_at=1.0, reinforced_at=1.0,
 )  # fmt: skip
 FACT = replace(OF_USER, id="fact", topic="", text="It is Canberra.", scope_kind=LessonScope.QUESTION, scope_value="q")
 OWNERS: tuple[PolicyOwner, ...] = ("user", "agent", "key", "all")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from openclaw_rl.common.client_patterns import head_and_tail
 from openclaw_rl.common.message_hash import message_text, normalise_text, strip_time_stamp
 from openclaw_rl.common.rules.rule_files import Rule, RuleFile, load_rule_files, rules_path
+from openclaw_rl.common.rules.stated_scope import StatedScope
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.types import Message
 
@@ -47,6 +48,11 @@ class HintTopics:
         rule = None if topic else self.find_rule(text, as_reaction=True)
         return topic or (rule.topic if rule is not None else None) or ""
 
+    def find_scope(self, texts: Iterable[str], hint: str | None) -> StatedScope | None:
+        """Return what a person's texts limit the wish with this hint of a rule to; of None, the first limit of any."""
+        scopes = ((file, *found) for text in texts for file in self._files for found in file.stated_scopes(text))
+        return next((scope for file, rest, scope in scopes if hint is None or _is_wished(file, rest, hint)), None)
+
     def read_wishes(self, message: Message, reply: str | None) -> Wishes:
         """Return what a person's message asks for: for its own reply, or of `reply`, the one before it.
 
@@ -62,6 +68,10 @@ class HintTopics:
         return Wishes(
             frozenset(topics), {topic: hint for topic, hint in hints.items() if not is_opposed(topic, topics)}
         )
+
+
+def _is_wished(file: RuleFile, text: str, hint: str) -> bool:
+    return any(rule.hint == hint for rule in file.matching_rules([("user", text)], ""))
 
 
 def load_topics(path: str | None) -> HintTopics:

@@ -6,7 +6,7 @@ import hashlib
 import re
 import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import yaml
 
 from openclaw_rl.common.assets import ASSETS
 from openclaw_rl.common.linear_regex import LinearPattern, PatternError
+from openclaw_rl.common.rules.stated_scope import ScopePatterns, StatedScope
 from openclaw_rl.errors import ConfigError
 
 _ROLES_OF_SPEAKER: Mapping[str, tuple[str, ...]] = {
@@ -25,6 +26,7 @@ _ROLES_OF_SPEAKER: Mapping[str, tuple[str, ...]] = {
 _LANGUAGE_KEYS = ("when", "unless")
 _PATTERN_KEYS = (*_LANGUAGE_KEYS, "unless_reply")
 _WISH_KEYS = frozenset({"asked", "unless", "topics"})
+_SCOPE_KEYS = ("session", "before", "after")
 _SENTENCE_ENDS = re.compile(r"[.!?。！？\n]+")
 _EXPECTED_PATTERN = "text or a list of texts"
 
@@ -101,13 +103,27 @@ class RuleFile:
 
     rules: tuple[Rule, ...]
     wishes: WishPatterns | None = None
+    scopes: ScopePatterns = field(default_factory=ScopePatterns)
     when: LinearPattern | None = None
     unless: LinearPattern | None = None
 
     def matching_rules(self, messages: Sequence[tuple[str, str]], reply: str) -> list[Rule]:
-        """Return the rules that match any (role, text), in the order of the file."""
-        readable = [(role, text) for role, text in messages if _is_found(self.when, self.unless, text)]
+        """Return the rules that match any (role, text), in the order of the file.
+
+        Of what a user says, words that state a scope are left out: "shorter for now" is "shorter".
+        """
+        readable = [
+            (role, self.scopes.without_scopes(text) if role == "user" else text)
+            for role, text in messages
+            if _is_found(self.when, self.unless, text)
+        ]
         return [rule for rule in self.rules if rule.matches_any(readable, reply)] if readable else []
+
+    def stated_scopes(self, text: str) -> Iterator[tuple[str, StatedScope]]:
+        """Yield each scope that a user's text states, with the rest of its sentence."""
+        if _is_found(self.when, self.unless, text):
+            for sentence in _SENTENCE_ENDS.split(text):
+                yield from self.scopes.scopes_in(sentence)
 
     def wished_topics(self, text: str) -> set[str]:
         """Return the topics that a message asks for in its own reply."""
@@ -163,7 +179,7 @@ def _parse_file(raw: str, source: str) -> RuleFile:
         got = tree.get("version") if isinstance(tree, dict) else type(tree).__name__
         raise ConfigError(f"{source}: expected a mapping with `version: 1`, got {_short_repr(got)}")
     entries = tree.get("rules")
-    required = set(tree) - {"parts", "wishes", *_LANGUAGE_KEYS}
+    required = set(tree) - {"parts", "wishes", "scopes", *_LANGUAGE_KEYS}
     if required != {"version", "rules"} or not isinstance(entries, list) or not entries:
         raise ConfigError(f"{source}: expected `version: 1` and a list `rules:`, got the keys {sorted(map(str, tree))}")
     parts = tree.get("parts", {})
@@ -176,7 +192,8 @@ def _parse_file(raw: str, source: str) -> RuleFile:
             raise ConfigError(f"{source}: `{key}`: expected {_EXPECTED_PATTERN}; got {_short_repr(value)}")
         language[key] = _compile_pattern(value, f"{source}: `{key}`")
     wishes = _parse_wishes(tree.get("wishes"), parts, f"{source}: `wishes`")
-    return RuleFile(rules=tuple(_parse_rules(entries, parts, source)), wishes=wishes, **language)
+    scopes = _parse_scopes(tree.get("scopes"), parts, f"{source}: `scopes`")
+    return RuleFile(rules=tuple(_parse_rules(entries, parts, source)), wishes=wishes, scopes=scopes, **language)
 
 
 def _parse_wishes(tree: Any, parts: Mapping[str, str], where: str) -> WishPatterns | None:
@@ -192,6 +209,22 @@ def _parse_wishes(tree: Any, parts: Mapping[str, str], where: str) -> WishPatter
     if found["asked"] is None or None in patterns.values():
         raise ConfigError(f"{where}: `asked` and each topic: expected {_EXPECTED_PATTERN}")
     return WishPatterns(asked=found["asked"], unless=found["unless"], topics=patterns)  # type: ignore[arg-type]
+
+
+def _parse_scopes(tree: Any, parts: Mapping[str, str], where: str) -> ScopePatterns:
+    if tree is None:
+        return ScopePatterns()
+    if (
+        not isinstance(tree, dict)
+        or not tree
+        or set(tree) - set(_SCOPE_KEYS)
+        or ("after" in tree and "before" not in tree)
+    ):
+        raise ConfigError(
+            f"{where}: expected `session`, `before` (what stands before a subject) or both, and maybe `after`; "
+            f"got {_short_repr(tree)}"
+        )
+    return ScopePatterns(**{key: _compile_wish(value, parts, f"{where}: `{key}`") for key, value in tree.items()})
 
 
 def _compile_wish(value: Any, parts: Mapping[str, str], where: str) -> LinearPattern | None:

@@ -2,48 +2,94 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 
-from openclaw_rl.common.rules.lesson_topics import HintTopics, normalise_lesson
+from openclaw_rl.common.client_patterns import head_and_tail
+from openclaw_rl.common.message_hash import message_text, normalise_text
+from openclaw_rl.common.rules.lesson_topics import MAX_WISH_CHARS, HintTopics, normalise_lesson
+from openclaw_rl.common.rules.rule_files import Rule
+from openclaw_rl.common.rules.stated_scope import StatedScope
 from openclaw_rl.judge.voting import distinct_hints
 from openclaw_rl.store.lessons.lessons import MAX_LESSON_CHARS
-from openclaw_rl.types import Feedback, Verdict
+from openclaw_rl.types import Reaction, Verdict
 
 _ANSWER_SUBJECT = "answer"
+_SENTENCES = re.compile(r"[^.!?。！？\n]+[.!?。！？]*")
+
+
+class LessonReach(StrEnum):
+    """For which prompts a lesson is: all, those about a subject, this conversation, or the question that was asked."""
+
+    GENERAL = "general"
+    SUBJECT = "subject"
+    SESSION = "session"
+    QUESTION = "question"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LessonDraft:
-    """One lesson that a verdict suggests. `is_general`: it is for all questions, not for the one that was asked."""
+    """One lesson that a verdict suggests. `subject`: what the prompts are about, of the reach of this name."""
 
     text: str
-    is_general: bool
+    reach: LessonReach
+    subject: str = ""
     topic: str = ""
     same_as: str | None = None  # id of the lesson that says the same
     contradicts: tuple[str, ...] = ()  # ids of lessons
 
 
-def draft_lessons(verdict: Verdict, feedback: Sequence[Feedback], topics: HintTopics) -> list[LessonDraft]:
+def draft_lessons(verdict: Verdict, reaction: Reaction | None, topics: HintTopics) -> list[LessonDraft]:
     """Return a draft for each hint of the verdict, and for each fact that its votes brought to light.
 
-    A wish of the judge is general, and so is a correction that a rule can read ("shorter, please"). Any other
-    correction, a hint of the teacher, and a fact are about the one answer.
+    A wish of the judge is general, and so is a correction that a rule can read ("shorter, please"), unless the person
+    limits it to this conversation or a subject. Any other correction, a hint of the teacher, and a fact are about the
+    one answer.
     """
+    feedback = reaction.feedback if reaction is not None else ()
     corrections = {normalise_lesson(given.correction) for given in feedback if given.correction}
     by_judge = {normalise_lesson(vote.hint) for vote in verdict.votes if vote.hint} - corrections
-    drafts = []
+    said = list(_said_by_person(reaction)) if reaction is not None else []
+    drafts: list[LessonDraft] = []
     for hint in verdict.hints:
-        said = normalise_lesson(hint)
-        rule = topics.find_rule(hint, as_reaction=said in corrections)
+        is_correction = normalise_lesson(hint) in corrections
+        rule = topics.find_rule(hint, as_reaction=is_correction)
         if rule is not None and rule.hint:
-            drafts.append(LessonDraft(text=rule.hint, is_general=True, topic=rule.topic or ""))
-        elif said in by_judge:
-            drafts.append(LessonDraft(text=hint, is_general=True))
+            drafts.append(_wish_draft(rule.hint, rule, topics.find_scope(said, rule.hint)))
+            drafts += _rest_of_correction(hint, topics) if is_correction else []
+        elif normalise_lesson(hint) in by_judge:
+            drafts.append(_wish_draft(hint, None, topics.find_scope(said, None)))
         else:
             drafts.append(answer_draft(hint))
     drafts += map(answer_draft, facts_of(verdict))
     return [draft for draft in drafts if len(draft.text) <= MAX_LESSON_CHARS]
+
+
+def _said_by_person(reaction: Reaction) -> Iterator[str]:
+    for message in reaction.messages:
+        if message.get("role") == "user":
+            yield head_and_tail(normalise_text(message_text(message)), MAX_WISH_CHARS)
+    for given in reaction.feedback:
+        for text in filter(None, (given.comment, given.correction)):
+            yield head_and_tail(normalise_text(text), MAX_WISH_CHARS)
+
+
+def _wish_draft(text: str, rule: Rule | None, scope: StatedScope | None) -> LessonDraft:
+    reach = LessonReach.GENERAL
+    if scope is not None:
+        reach = LessonReach.SUBJECT if scope.subject else LessonReach.SESSION
+    topic = (rule.topic if rule is not None else None) or ""
+    return LessonDraft(text=text, reach=reach, subject=scope.subject if scope is not None else "", topic=topic)
+
+
+def _rest_of_correction(correction: str, topics: HintTopics) -> Iterator[LessonDraft]:
+    """Yield a draft about the answer of the sentences that no rule reads: "Shorter, please. It is Canberra."."""
+    sentences = [sentence.strip() for sentence in _SENTENCES.findall(correction)]
+    rest = [sentence for sentence in sentences if sentence and topics.find_rule(sentence, as_reaction=True) is None]
+    if rest and len(rest) < len(sentences):
+        yield answer_draft(" ".join(rest))
 
 
 def facts_of(verdict: Verdict) -> tuple[str, ...]:
@@ -54,4 +100,4 @@ def facts_of(verdict: Verdict) -> tuple[str, ...]:
 def answer_draft(text: str) -> LessonDraft:
     """Return a draft about one answer: of two such lessons about the same question, the later one counts."""
     text = " ".join(text.split())
-    return LessonDraft(text=text, is_general=False, topic=f"{_ANSWER_SUBJECT}/{normalise_lesson(text)}")
+    return LessonDraft(text=text, reach=LessonReach.QUESTION, topic=f"{_ANSWER_SUBJECT}/{normalise_lesson(text)}")

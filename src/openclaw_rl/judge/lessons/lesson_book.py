@@ -4,20 +4,33 @@ Lessons of one scope that contradict each other compete by weight. Each new piec
 lessons that it contradicts; then the heavier side is in force, and the newer one if they are equal. So one word is
 enough to replace what was said once or twice, and two words replace what was said often. What is said again within a
 few turns of a conversation counts half, and from the third time on a quarter: it may be meant for this conversation.
+
+A lesson for this conversation, or about a subject, competes in its own scope. A newer wish of a wider scope that
+contradicts it ends it at once: it was said of this very prompt.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
 from openclaw_rl.common.rules.lesson_topics import HintTopics, normalise_lesson
-from openclaw_rl.judge.lessons.drafts import LessonDraft, draft_lessons
+from openclaw_rl.judge.lessons.drafts import LessonDraft, LessonReach, draft_lessons
 from openclaw_rl.store import events, exchanges, turns
-from openclaw_rl.store.lessons import lessons, removal
-from openclaw_rl.store.lessons.lessons import Lesson, LessonScope, LessonState
+from openclaw_rl.store.lessons import forgotten_wishes, lessons, removal
+from openclaw_rl.store.lessons.lessons import Lesson, LessonState
 from openclaw_rl.store.lessons.questions import question_hash
+from openclaw_rl.store.lessons.scopes import (
+    LessonScope,
+    PromptContext,
+    asked_text,
+    normalise_subject,
+    scope_rank,
+    subject_scope,
+    user_scope,
+)
 from openclaw_rl.store.lineage.policy_names import PolicyOwner, policy_name
 from openclaw_rl.types import Capture, Message, Request, Verdict
 
@@ -47,14 +60,14 @@ def update_lessons(
     """
     known = lessons.lessons_of_turns(conn, [verdict.turn])
     if drafts is None and (verdict.hints or any(vote.fact for vote in verdict.votes)):
-        reaction = turns.current_reaction(conn, verdict.turn)
-        drafts = draft_lessons(verdict, reaction.feedback if reaction else (), topics)
+        drafts = draft_lessons(verdict, turns.current_reaction(conn, verdict.turn), topics)
+    drafts = [d for d in drafts or () if not forgotten_wishes.is_forgotten(conn, verdict.turn, d.topic, d.text)]
     kept: set[str] = set()
     if drafts and (exchange := exchanges.get(conn, verdict.turn)) is not None:
         request = exchange.request
         if request.capture is Capture.FULL and request.episode is None:
-            question = question_hash(request.messages, is_ephemeral, key=key, user=request.user)
-            kept = {_add_evidence(conn, draft, verdict, request, question, per) for draft in drafts}
+            place = _TurnPlace.of_turn(conn, verdict.turn, request, is_ephemeral, key=key, per=per)
+            kept = {_add_evidence(conn, draft, verdict, place) for draft in drafts}
     if gone := [lesson.id for lesson in known if lesson.id not in kept]:
         removal.remove_evidence(conn, [verdict.turn], at=verdict.at, only=gone, keep_pinned=True)
 
@@ -72,7 +85,7 @@ def known_lessons(conn: Connection, turn: str, per: PolicyOwner = "all") -> list
 def _general_scope(request: Request) -> tuple[LessonScope, str]:
     """Return the scope of a wish: the user, where the request names one, so that users of one key do not share it."""
     if request.user:
-        return LessonScope.USER, lessons.user_scope(request.agent, request.user)
+        return LessonScope.USER, user_scope(request.agent, request.user)
     return LessonScope.AGENT, request.agent
 
 
@@ -80,15 +93,56 @@ def _policy_of(request: Request, per: PolicyOwner) -> str:
     return policy_name(per, agent=request.agent, user=request.user, key=request.scope)
 
 
-def _add_evidence(
-    conn: Connection, draft: LessonDraft, verdict: Verdict, request: Request, question: str, per: PolicyOwner
-) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TurnPlace:
+    """The request of a turn, and what the prompts of its lessons have in common with it."""
+
+    request: Request
+    context: PromptContext
+
+    @classmethod
+    def of_turn(
+        cls,
+        conn: Connection,
+        turn: str,
+        request: Request,
+        is_ephemeral: Callable[[Message], bool],
+        *,
+        key: bytes,
+        per: PolicyOwner,
+    ) -> _TurnPlace:
+        stored = turns.get(conn, turn)
+        context = PromptContext(
+            policy=_policy_of(request, per),
+            key=request.scope,
+            agent=request.agent,
+            user=request.user,
+            question=question_hash(request.messages, is_ephemeral, key=key, user=request.user),
+            sessions=(stored.session,) if stored is not None else (),
+            asked=asked_text(request.messages, is_ephemeral),
+        )
+        return cls(request=request, context=context)
+
+    def scope_of(self, draft: LessonDraft) -> tuple[LessonScope, str]:
+        """Return the scope of a lesson from this turn, and its value."""
+        match draft.reach:
+            case LessonReach.SESSION if self.context.sessions:
+                return LessonScope.SESSION, self.context.sessions[0]
+            case LessonReach.SUBJECT if normalise_subject(draft.subject):
+                return LessonScope.SUBJECT, subject_scope(self.request.agent, self.request.user, draft.subject)
+            case LessonReach.QUESTION:
+                return LessonScope.QUESTION, self.context.question
+            case _:
+                return _general_scope(self.request)
+
+
+def _add_evidence(conn: Connection, draft: LessonDraft, verdict: Verdict, place: _TurnPlace) -> str:
     """Merge the draft with the lesson that says the same, or store it; return the lesson's id."""
-    scope = _general_scope(request) if draft.is_general else (LessonScope.QUESTION, question)
+    scope = place.scope_of(draft)
     new = Lesson(
         id=lessons.new_lesson_id(),
-        policy=_policy_of(request, per),
-        key=request.scope,
+        policy=place.context.policy,
+        key=place.context.key,
         text=draft.text,
         topic=draft.topic,
         scope_kind=scope[0],
@@ -107,9 +161,20 @@ def _add_evidence(
     if lessons.reinforce(conn, lesson.id, verdict.turn, weight=verdict.weight * share, at=verdict.at):
         rivals = [one for one in others if one.id != lesson.id and _is_contradicted(draft, lesson, one)]
         was_in_force = lesson is not new and lesson.state is not LessonState.SUPERSEDED
-        if _settle(conn, lesson.id, rivals, share, verdict.at) and not was_in_force:
-            events.append(conn, "lesson.made", lesson.id, {"turn": verdict.turn}, verdict.at)
+        if _settle(conn, lesson.id, rivals, share, verdict.at):
+            if not was_in_force:
+                events.append(conn, "lesson.made", lesson.id, {"turn": verdict.turn}, verdict.at)
+            _end_narrower(conn, draft, lesson, place, verdict.at)
     return lesson.id
+
+
+def _end_narrower(conn: Connection, draft: LessonDraft, lesson: Lesson, place: _TurnPlace, at: float) -> None:
+    """Supersede what was said of this conversation, or of its subject, and contradicts a newer and wider wish."""
+    for other in lessons.lessons_for(conn, place.context):
+        is_narrower = scope_rank(other.scope_kind) > scope_rank(lesson.scope_kind) and not other.is_practised
+        if is_narrower and not other.is_pinned and _is_contradicted(draft, lesson, other):
+            lessons.supersede(conn, other.id, lesson.id)
+            events.append(conn, lessons.SUPERSEDED_EVENT, other.id, {"by": lesson.id}, at)
 
 
 def _is_same(draft: LessonDraft, lesson: Lesson) -> bool:

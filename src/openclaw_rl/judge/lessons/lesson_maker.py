@@ -34,7 +34,7 @@ class LessonMaker:
         rules = judge if isinstance(judge, RulesJudge) else RulesJudge.load()
         self._topics, self._store, self._per = HintTopics(rules.files), store, config.policy.per
         self._is_ephemeral = EphemeralMatcher(config.serve.ephemeral_patterns)
-        self._reader = LessonReader(config, self._is_ephemeral) if isinstance(judge, LlmJudge) else None
+        self._reader = LessonReader(config, self._is_ephemeral, self._topics) if isinstance(judge, LlmJudge) else None
         self._drafts: dict[str, tuple[int, LessonDraft]] = {}  # turn -> (revision, what the model read)
 
     def needs_model(self, verdict: Verdict) -> bool:

@@ -6,27 +6,36 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from openclaw_rl.common.rules.lesson_topics import HintTopics
 from openclaw_rl.errors import JudgeError
 from openclaw_rl.judge import prompts
 from openclaw_rl.judge.answer_schemas import LESSON_ANSWER
 from openclaw_rl.judge.leak_check import LeakCheck
-from openclaw_rl.judge.lessons.drafts import LessonDraft, answer_draft, facts_of
+from openclaw_rl.judge.lessons.drafts import LessonDraft, LessonReach, answer_draft, facts_of
 from openclaw_rl.judge.llm import ChatModel, make_chat_model
 from openclaw_rl.judge.vote_parser import parse_lesson
 from openclaw_rl.settings.load import Config
 from openclaw_rl.store.lessons.lessons import MAX_LESSON_CHARS, Lesson
+from openclaw_rl.store.lessons.scopes import normalise_subject
 from openclaw_rl.types import JudgeInput, Message, Verdict
 
 log = logging.getLogger("openclaw_rl.judge")
+_WIDER_THAN_QUESTION = ("general", "conversation", "subject")
 
 
 class LessonReader:
     """Asks `judge.model` once about each verdict with hints. One lesson comes from one verdict."""
 
     def __init__(
-        self, config: Config, is_ephemeral: Callable[[Message], bool], *, asked: ChatModel | None = None
+        self,
+        config: Config,
+        is_ephemeral: Callable[[Message], bool],
+        topics: HintTopics,
+        *,
+        asked: ChatModel | None = None,
     ) -> None:
-        """`asked` replaces the configured chat model. Raises as `VotingModel` does."""
+        """`topics`: of its lessons. `asked` replaces the configured chat model. Raises as `VotingModel` does."""
+        self._topics = topics
         self._chat_model = asked or make_chat_model(config, LESSON_ANSWER)
         self._is_ephemeral = is_ephemeral
         self.close = self._chat_model.close
@@ -55,9 +64,16 @@ class LessonReader:
         if not 0 < len(text) <= MAX_LESSON_CHARS:
             return None
         leaks = is_fact or LeakCheck(item, self._is_ephemeral).find_leak(text) is not None
-        if leaks or answer["scope"] != "general":
+        if leaks or answer["scope"] not in _WIDER_THAN_QUESTION:
             return answer_draft(text)
+        topic = self._topics.topic_of(text)
+        if answer["scope"] == "conversation":
+            return LessonDraft(text=text, reach=LessonReach.SESSION, topic=topic)
+        if answer["scope"] == "subject":
+            if not normalise_subject(answer["subject"]):
+                return answer_draft(text)
+            return LessonDraft(text=text, reach=LessonReach.SUBJECT, subject=answer["subject"], topic=topic)
         ids = {number: lesson.id for number, lesson in enumerate(known, 1)}
         same = ids.get(answer["same"])
         contradicts = tuple(ids[n] for n in answer["contradicts"] if n in ids and ids[n] != same)
-        return LessonDraft(text=text, is_general=True, same_as=same, contradicts=contradicts)
+        return LessonDraft(text=text, reach=LessonReach.GENERAL, topic=topic, same_as=same, contradicts=contradicts)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
@@ -13,19 +12,17 @@ from openclaw_rl.common.rules.lesson_topics import HintTopics, Wishes, is_contra
 from openclaw_rl.render.hint import hinted_index
 from openclaw_rl.serve.chat_request import ChatRequest
 from openclaw_rl.store.db import Store
-from openclaw_rl.store.lessons.lessons import Lesson, LessonScope, LessonState, PromptContext, lessons_for
+from openclaw_rl.store.lessons.lessons import MAX_PROMPT_CHARS, Lesson, LessonState, fitting_lessons, lessons_for
 from openclaw_rl.store.lessons.questions import question_hash
+from openclaw_rl.store.lessons.scopes import PromptContext, asked_text, sessions_of_history
 from openclaw_rl.store.lineage.policy_names import PolicyOwner, policy_name
 from openclaw_rl.types import Message
 
-MAX_LESSONS = 8
-"""Lessons in one prompt: pinned ones first, then those about its question, then the heaviest."""
-MAX_PROMPT_CHARS = 2000
-"""Characters of all lessons in one prompt."""
 WISH_PREFIX = "wish/"
 """Begins the id of what the newest message says, of which the judge makes a lesson only after the reply to it."""
 
 LessonMode = Literal["until_learned", "always", "off"]
+ChainReader = Callable[[], Sequence[bytes]]
 
 
 class LessonPicker:
@@ -48,23 +45,32 @@ class LessonPicker:
         """Return the lookup for one request. `scope`: id of its API key."""
         return LessonLookup(self, ask, scope)
 
-    async def pick_lessons(self, messages: Sequence[Message], context: PromptContext) -> Mapping[str, str]:
-        """Return id -> text of the lessons for a prompt, oldest first. `context`: without the question."""
-        return await asyncio.to_thread(self._read_lessons, messages, context)
+    async def pick_lessons(
+        self, messages: Sequence[Message], context: PromptContext, chains: ChainReader
+    ) -> Mapping[str, str]:
+        """Return id -> text of the lessons for a prompt, oldest first.
 
-    def _read_lessons(self, messages: Sequence[Message], context: PromptContext) -> Mapping[str, str]:
+        `context`: without the question; of the conversation, only the name that the client gives. `chains` returns the
+        chained hashes of the messages, by which the conversation is found without a name.
+        """
+        return await asyncio.to_thread(self._read_lessons, messages, context, chains)
+
+    def _read_lessons(
+        self, messages: Sequence[Message], context: PromptContext, chains: ChainReader
+    ) -> Mapping[str, str]:
         question = question_hash(messages, self._is_ephemeral, key=self._store.secret, user=context.user)
+        context = replace(context, question=question, asked=asked_text(messages, self._is_ephemeral))
         states = (LessonState.ACTIVE, LessonState.LEARNED)
         with self._store.read() as conn:
-            found = lessons_for(conn, replace(context, question=question), states=states)
+            known = sessions_of_history(conn, context.policy, context.key, chains)
+            found = lessons_for(conn, replace(context, sessions=(*context.sessions, *known)), states=states)
         wanted = [lesson for lesson in found if self._is_wanted(lesson)]
         wishes, said = self._read_wishes(messages), dict[str, str]()
         if wishes.topics or wishes.hints:
             topics = {lesson.id: self._topics.topic_of(lesson.text, lesson.topic) for lesson in wanted}
             wanted = [one for one in wanted if one.is_pinned or not is_contradicted(topics[one.id], wishes.topics)]
             said = _new_wishes(wishes, [(one.text, topics[one.id]) for one in wanted])
-        chosen = set(_first_lessons(wanted, time.time()))
-        return {lesson.id: lesson.text for lesson in wanted if lesson.id in chosen} | said
+        return {lesson.id: lesson.text for lesson in fitting_lessons(wanted)} | said
 
     def _read_wishes(self, messages: Sequence[Message]) -> Wishes:
         """Return what the newest words of the person ask for."""
@@ -86,17 +92,19 @@ class LessonLookup:
         self._picker, self._ask, self._scope = picker, ask, scope
         self.found: Mapping[str, str] = {}
 
-    async def find_lessons(self, origin: tuple[str, str] | None) -> Mapping[str, str]:
-        """Return the lessons. `origin`: (session, agent) that the first user message states."""
+    async def find_lessons(self, origin: tuple[str, str] | None, chains: ChainReader) -> Mapping[str, str]:
+        """Return the lessons. `origin`: (session, agent) that the first user message states. `chains`: see above."""
         ask = self._ask
-        agent = ask.agent or (origin or ("", ""))[1]
+        stated_session, stated_agent = origin or ("", "")
+        agent, session = ask.agent or stated_agent, ask.session or stated_session
         context = PromptContext(
             policy=policy_name(self._picker.per, agent=agent, user=ask.user, key=self._scope),
             key=self._scope,
             agent=agent,
             user=ask.user,
+            sessions=(session,) if session else (),
         )
-        self.found = await self._picker.pick_lessons(ask.messages, context)
+        self.found = await self._picker.pick_lessons(ask.messages, context, chains)
         return self.found
 
 
@@ -111,17 +119,3 @@ def _new_wishes(wishes: Wishes, lessons: Sequence[tuple[str, str]]) -> dict[str,
         and not is_opposed(topic, topics)
         and len(text) <= MAX_PROMPT_CHARS
     }
-
-
-def _first_lessons(wanted: Sequence[Lesson], now: float) -> list[str]:
-    """Return the ids of the lessons that fit, in the order of `MAX_LESSONS`."""
-    space, chosen = MAX_PROMPT_CHARS, list[str]()
-
-    def order(lesson: Lesson) -> tuple[bool, bool, float]:
-        return lesson.is_pinned, lesson.scope_kind is LessonScope.QUESTION, lesson.weight_at(now)
-
-    for lesson in sorted(wanted, key=order, reverse=True)[:MAX_LESSONS]:
-        if len(lesson.text) <= space:
-            chosen.append(lesson.id)
-            space -= len(lesson.text)
-    return chosen

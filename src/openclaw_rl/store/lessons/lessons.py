@@ -7,11 +7,10 @@ divergence between the two prompts when the weights have learned them. `policy` 
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -25,7 +24,6 @@ from sqlalchemy import (
     exists,
     func,
     literal_column,
-    or_,
     select,
     update,
 )
@@ -33,6 +31,14 @@ from sqlalchemy.dialects.sqlite import insert
 
 from openclaw_rl.store import events
 from openclaw_rl.store import schema as t
+from openclaw_rl.store.lessons.scopes import (
+    PRACTISED_SCOPES,
+    LessonScope,
+    PromptContext,
+    in_scope,
+    scope_owner,
+    scope_rank,
+)
 from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME
 from openclaw_rl.store.rows import from_row, to_row
 from openclaw_rl.types import Kind
@@ -41,6 +47,10 @@ SUPERSEDED_EVENT = "lesson.superseded"
 """Event: a lesson that was in force is so no longer, because of another one."""
 MAX_LESSON_CHARS = 1200
 """A longer text makes no lesson, as it would stand in every prompt."""
+MAX_PROMPT_LESSONS = 8
+"""Lessons in one prompt: pinned ones first, then those of its question, conversation and subject, then the heaviest."""
+MAX_PROMPT_CHARS = 2000
+"""Characters of all lessons in one prompt."""
 HALF_LIFE_SECONDS = 30 * 86400.0
 """Time in which the weight of a lesson halves."""
 MAX_WEIGHT = 4.0
@@ -49,18 +59,6 @@ REPEATED_TURNS = 8
 """A wish counts as repeated if it was said before within so many turns of the same conversation."""
 
 _OLDEST_FIRST: tuple[ColumnElement[Any], ...] = (t.lessons.c.made_at, literal_column("lessons.rowid"))
-
-
-class LessonScope(StrEnum):
-    """Kind of what a lesson is for.
-
-    Agent: all its prompts, `scope_value` is its name. User: prompts of one user of an agent (`user_scope`). Question:
-    prompts whose last user message has the hash `scope_value`.
-    """
-
-    AGENT = "agent"
-    USER = "user"
-    QUESTION = "question"
 
 
 class LessonState(StrEnum):
@@ -103,19 +101,13 @@ class Lesson:
 
     @property
     def owner(self) -> tuple[str, str]:
-        """The (agent, user) whose prompts it is for, "" for any user; of a question, two empty names."""
+        """The (agent, user) whose prompts it is for, "" for any user; of a session or question, two empty names."""
         return scope_owner(self.scope_kind, self.scope_value)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptContext:
-    """Owner and place of a prompt, which decide the lessons for it. `question`: hash of its last user message."""
-
-    policy: str = DEFAULT_NAME
-    key: str = ""
-    agent: str = ""
-    user: str = ""
-    question: str = ""
+    @property
+    def is_practised(self) -> bool:
+        """Whether it is to get into the weights."""
+        return self.scope_kind in PRACTISED_SCOPES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,31 +120,11 @@ class LessonTurn:
     at: float
 
 
-def _is_in_scope() -> ColumnElement[bool]:
-    """Return the condition that a lesson is for a prompt, of which only the agent may have no name."""
-    kind, value = t.lessons.c.scope_kind, t.lessons.c.scope_value
-    named = (and_(kind == scope.value, value == bindparam(scope.value)) for scope in LessonScope)
-    return or_(*named) & ((kind == LessonScope.AGENT.value) | (value != ""))
-
-
 _select_for_context = (
     select(t.lessons)
-    .where(t.lessons.c.policy == bindparam("policy"), t.lessons.c.key == bindparam("key"), _is_in_scope())
+    .where(t.lessons.c.policy == bindparam("policy"), t.lessons.c.key == bindparam("key"), in_scope())
     .order_by(*_OLDEST_FIRST)
 )
-
-
-def user_scope(agent: str, user: str) -> str:
-    """Return the scope value of a user of an agent; "" without a user."""
-    return json.dumps([agent, user], ensure_ascii=False) if user else ""
-
-
-def scope_owner(kind: str, value: str) -> tuple[str, str]:
-    """Return the (agent, user) of a scope, as in `Lesson.owner`."""
-    if kind == LessonScope.USER:
-        agent, user = json.loads(value)
-        return agent, user
-    return (value, "") if kind == LessonScope.AGENT else ("", "")
 
 
 def new_lesson_id() -> str:
@@ -184,23 +156,44 @@ def lessons_for(
 ) -> list[Lesson]:
     """Return the lessons for a prompt in these states, oldest first.
 
-    A user's own lesson takes the place of one of the agent about the same subject, unless that one alone is pinned.
+    Of several about the same, the one with the narrower scope counts, unless another one alone is pinned.
     """
-    values = asdict(context) | {LessonScope.USER.value: user_scope(context.agent, context.user)}
-    found = _lessons(conn, _select_for_context, values)
+    found = _lessons(conn, _select_for_context, context.bound_values())
+    found = [lesson for lesson in found if context.is_about(lesson.scope_kind, lesson.scope_value)]
     overruled = _overruled([lesson for lesson in found if lesson.state is not LessonState.SUPERSEDED])
     return [lesson for lesson in found if lesson.state in states and lesson.id not in overruled]
 
 
 def _overruled(in_force: Sequence[Lesson]) -> set[str]:
     """Return the ids of those whose subject is decided by a lesson of another scope."""
-    own = {lesson.subject: lesson for lesson in in_force if lesson.scope_kind is LessonScope.USER and lesson.subject}
-    pairs = [
-        (lesson, own[lesson.subject])
-        for lesson in in_force
-        if lesson.scope_kind is LessonScope.AGENT and lesson.subject in own
-    ]
-    return {user.id if agent.is_pinned and not user.is_pinned else agent.id for agent, user in pairs}
+
+    def order(lesson: Lesson) -> tuple[bool, int, float]:
+        return lesson.is_pinned, scope_rank(lesson.scope_kind), lesson.reinforced_at
+
+    wishes = [lesson for lesson in in_force if lesson.subject and lesson.scope_kind is not LessonScope.QUESTION]
+    return {
+        lesson.id
+        for lesson in wishes
+        for other in wishes
+        if lesson.subject == other.subject
+        and (lesson.scope_kind, lesson.scope_value) != (other.scope_kind, other.scope_value)
+        and order(lesson) < order(other)
+    }
+
+
+def fitting_lessons(found: Sequence[Lesson]) -> list[Lesson]:
+    """Return those lessons that fit into one prompt, in the order given. `MAX_PROMPT_LESSONS` says which come first."""
+    newest = max((lesson.reinforced_at for lesson in found), default=0.0)
+
+    def order(lesson: Lesson) -> tuple[bool, bool, float]:
+        return lesson.is_pinned, not lesson.is_practised, lesson.weight_at(newest)
+
+    space, chosen = MAX_PROMPT_CHARS, set[str]()
+    for lesson in sorted(found, key=order, reverse=True)[:MAX_PROMPT_LESSONS]:
+        if len(lesson.text) <= space:
+            chosen.add(lesson.id)
+            space -= len(lesson.text)
+    return [lesson for lesson in found if lesson.id in chosen]
 
 
 def lessons_in_scope(conn: Connection, policy: str, key: str, kind: LessonScope, value: str) -> list[Lesson]:

@@ -6,7 +6,8 @@ from sqlalchemy import Connection, select
 
 from openclaw_rl.store import schema as t
 from openclaw_rl.store.lessons import lessons
-from openclaw_rl.store.lessons.lessons import Lesson, LessonScope, LessonState
+from openclaw_rl.store.lessons.lessons import Lesson, LessonState
+from openclaw_rl.store.lessons.scopes import LessonScope
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.store.lineage.policy_names import PolicyOwner, policy_name
 
@@ -29,8 +30,11 @@ def move_lessons(conn: Connection, per: PolicyOwner, *, at: float) -> None:
 
 
 def _owner_of(conn: Connection, lesson: Lesson) -> tuple[str, str]:
-    """Return the (agent, user) whose prompts a lesson is for; of a question, those of the turn that gave it last."""
-    if lesson.scope_kind is not LessonScope.QUESTION:
+    """Return the (agent, user) whose prompts a lesson is for.
+
+    Of a conversation and of a question, those of the turn that gave it last.
+    """
+    if lesson.scope_kind not in (LessonScope.SESSION, LessonScope.QUESTION):
         return lesson.owner
     given = select(t.exchanges.c.agent, t.exchanges.c.user).join(t.turns, t.turns.c.seq == t.exchanges.c.seq)
     given = given.join(t.lesson_turns, t.lesson_turns.c.turn == t.turns.c.id)

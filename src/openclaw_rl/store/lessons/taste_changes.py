@@ -10,7 +10,8 @@ from typing import Any
 from sqlalchemy import CTE, Connection, Select, func, select
 
 from openclaw_rl.store import schema as t
-from openclaw_rl.store.lessons.lessons import SUPERSEDED_EVENT, LessonScope, scope_owner
+from openclaw_rl.store.lessons.lessons import SUPERSEDED_EVENT
+from openclaw_rl.store.lessons.scopes import PRACTISED_SCOPES, scope_owner
 from openclaw_rl.types import Exchange
 
 _lesson, _evidence = t.lessons.c, t.lesson_turns.c
@@ -74,11 +75,11 @@ def _beginnings_of_lessons(conn: Connection, version: int, line: CTE) -> Iterato
 
 
 def _evidence_of_lessons(seq: Any) -> Select[Any]:
-    """Select the numbers in the store of the turns that are evidence of lessons, but of those about one question."""
+    """Select the numbers in the store of the turns that are evidence of lessons that are practised."""
     columns = (_lesson.id, _lesson.key, _lesson.scope_kind, _lesson.scope_value, _lesson.superseded_by)
     query = select(*columns, seq.label("seq")).join(t.lesson_turns, _evidence.lesson == _lesson.id)
     query = query.join(t.turns, t.turns.c.id == _evidence.turn)
-    return query.where(_lesson.scope_kind != LessonScope.QUESTION.value)
+    return query.where(_lesson.scope_kind.in_([scope.value for scope in PRACTISED_SCOPES]))
 
 
 def _owner_of(row: Any) -> _Owner:

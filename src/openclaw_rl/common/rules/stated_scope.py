@@ -1,0 +1,65 @@
+"""Words that limit a wish to this conversation ("for now"), or to a subject ("when I ask about money")."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from openclaw_rl.common.linear_regex import LinearPattern
+
+MAX_SUBJECT_CHARS, MAX_SUBJECT_WORDS = 40, 5
+"""A longer text after "when I ask about" names no subject."""
+MAX_STATED_SCOPES = 8
+"""Scopes that are read from one text."""
+_SUBJECT_ENDS = LinearPattern(r"[.,;:!?。，、；：！？\n]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatedScope:
+    """The limit that a person states for a wish. `subject`: "" for this conversation."""
+
+    subject: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScopePatterns:
+    """Patterns of a language. `session`: words for this conversation; `before`, `after`: those around a subject."""
+
+    session: LinearPattern | None = None
+    before: LinearPattern | None = None
+    after: LinearPattern | None = None
+
+    def take_scope(self, text: str) -> tuple[str, StatedScope | None]:
+        """Return the text without the first words that state a scope, and the scope; None if nothing states one."""
+        found = self.session.find(text) if self.session is not None else None
+        if found and found in text:
+            return _without(text, found), StatedScope()
+        found = self.before.find(text) if self.before is not None else None
+        if not found or found not in text:
+            return text, None
+        rest = text[text.index(found) + len(found) :]
+        ends = (pattern.find(rest) for pattern in (_SUBJECT_ENDS, self.after) if pattern is not None)
+        at = min((rest.find(end) for end in ends if end and end in rest), default=len(rest))
+        subject = " ".join(rest[:at].split())
+        if not 0 < len(subject) <= MAX_SUBJECT_CHARS or len(subject.split()) > MAX_SUBJECT_WORDS:
+            return text, None
+        return _without(text, found + rest[:at]), StatedScope(subject=subject)
+
+    def scopes_in(self, text: str) -> Iterator[tuple[str, StatedScope]]:
+        """Yield each scope of the text, with what the text says without it and those before."""
+        for _ in range(MAX_STATED_SCOPES):
+            text, scope = self.take_scope(text)
+            if scope is None:
+                return
+            yield text, scope
+
+    def without_scopes(self, text: str) -> str:
+        """Return the text without all words that state a scope, so that rules find the wish."""
+        for rest, _ in self.scopes_in(text):
+            text = rest
+        return text
+
+
+def _without(text: str, words: str) -> str:
+    before, _, after = text.partition(words)
+    return f"{before.rstrip()} {after.lstrip()}".strip()

@@ -1,0 +1,117 @@
+"""Words that limit a wish to a conversation or a subject, in the shipped languages: read, and no hindrance to rules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from openclaw_rl.common.rules.lesson_topics import HintTopics
+from openclaw_rl.common.rules.rule_files import load_rule_files, rules_path
+from openclaw_rl.errors import ConfigError
+from openclaw_rl.judge.rules import RulesJudge
+from openclaw_rl.store.lessons.scopes import names_subject, normalise_subject
+
+FILES = RulesJudge.load().files
+TOPICS = HintTopics(FILES)
+SHORT, LONG = "length/short", "length/long"
+
+
+def read(text: str) -> tuple[str | None, str | None]:
+    """The topic of a complaint, and its scope: None for all prompts, "" for this conversation, or the subject."""
+    rules = [rule for file in FILES for rule in file.matching_rules([("user", text)], "")]
+    rule = next((rule for rule in rules if rule.topic), None)
+    scope = TOPICS.find_scope([text], rule.hint) if rule is not None else None
+    return (rule.topic if rule is not None else None), (scope.subject if scope is not None else None)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Shorter in this chat, please.",
+        "For now, be more concise.",
+        "Thanks. Shorter for the rest of this conversation, please.",
+        "In diesem Gespräch bitte kürzer.",
+        "Fürs Erste bitte kürzer.",
+        "Plus court dans cette conversation, s'il te plaît.",
+        "Más corto por ahora, por favor.",
+        "在这个对话里请简短一点。",
+        "この会話では短くしてください。",
+    ],
+)
+def test_a_wish_for_this_conversation(text: str) -> None:
+    assert read(text) == (SHORT, "")
+
+
+@pytest.mark.parametrize(
+    ("text", "subject"),
+    [
+        ("When I ask about money, shorter please.", "money"),
+        ("Shorter, please, when I ask about Python code.", "Python code"),
+        ("Shorter, please, for questions about capitals.", "capitals"),
+        ("Kürzer, bitte, wenn ich nach Python frage.", "Python"),
+        ("Wenn es um Geld geht, bitte kürzer.", "Geld"),
+        ("Plus court, s'il te plaît, quand je parle de musique.", "musique"),
+        ("Más corto, por favor, cuando pregunto por dinero.", "dinero"),
+        ("当我问到编程的时候，请简短一点。", "编程"),
+    ],
+)
+def test_a_wish_about_a_subject(text: str, subject: str) -> None:
+    assert read(text) == (SHORT, subject)
+
+
+@pytest.mark.parametrize(
+    ("text", "topic"),
+    [
+        ("Shorter, please.", SHORT),
+        ("Too long. For now let me ask something else.", SHORT),
+        ("More detail, please. What is this chat about?", LONG),
+        ("When I ask about something that I have already told you three times over, shorter please.", SHORT),
+        ("Kürzer, bitte. Was ist heute?", SHORT),
+    ],
+)
+def test_a_wish_for_all_prompts(text: str, topic: str) -> None:
+    assert read(text) == (topic, None)
+
+
+def test_each_wish_has_its_own_limit() -> None:
+    text = "Shorter for now, please. Too casual."
+    rules = {rule.topic: rule for file in FILES for rule in file.matching_rules([("user", text)], "") if rule.topic}
+    scopes = {topic: TOPICS.find_scope([text], rule.hint) for topic, rule in rules.items()}
+    assert set(scopes) == {SHORT, "tone/formal"}
+    assert scopes[SHORT] is not None
+    assert scopes["tone/formal"] is None
+
+
+@given(st.text(max_size=300))
+def test_any_text_is_read(text: str) -> None:
+    for file in FILES:
+        assert len(file.scopes.without_scopes(text)) <= len(text)
+
+
+@pytest.mark.parametrize("scopes", ["[]", "{}", "{sessions: x}", "{after: x}", "{session: '('}", "{session: 3}"])
+def test_damaged_patterns_are_refused_by_name(tmp_path: Path, scopes: str) -> None:
+    path = tmp_path / "rules.yaml"
+    path.write_text(f"version: 1\nrules: [{{name: a, when: b, score: 1}}]\nscopes: {scopes}\n")
+    with pytest.raises(ConfigError, match="`scopes`"):
+        load_rule_files(rules_path(path))
+
+
+@pytest.mark.parametrize(
+    ("asked", "subject", "is_about"),
+    [
+        ("Write a Python function.", "python", True),
+        ("What is a capital?", "capitals", True),
+        ("Explain the python that ate a code book", "python code", True),
+        ("Explain the python", "python code", False),
+        ("Explain the code", "Python, code", True),
+        ("pythonic", "python", False),
+        ("请写一个编程例子", "编程", True),
+        ("hi", "!!!", False),
+        ("", "money", False),
+    ],
+)
+def test_whether_a_prompt_names_the_subject(asked: str, subject: str, is_about: bool) -> None:
+    assert names_subject(asked, normalise_subject(subject)) is is_about

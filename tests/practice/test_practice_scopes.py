@@ -1,0 +1,71 @@
+"""Practice and the scopes of lessons: what a wish is limited to, and how many lessons the teacher's prompt has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from tests.practice.conftest import SHORT, MakeLoop, ScriptedReplies, add_lesson, settle
+
+from openclaw_rl.render.hint import lessons_hint, with_hint
+from openclaw_rl.render.renderer import Renderer
+from openclaw_rl.store import turns
+from openclaw_rl.store.db import Store
+from openclaw_rl.store.lessons.lessons import MAX_PROMPT_LESSONS, Lesson
+from openclaw_rl.store.lessons.scopes import LessonScope, subject_scope
+
+Fill = Callable[..., list[str]]
+FORMAL = replace(SHORT, id="formal", text="Be formal.", topic="tone/formal")
+
+
+def told_prompts(replies: ScriptedReplies, renderer: Renderer, question: str, *told: Lesson) -> list[Any]:
+    """The orders with this question and exactly these lessons."""
+    messages = [{"role": "user", "content": question}]
+    hinted = with_hint(messages, lessons_hint([lesson.text for lesson in told]), lambda message: False)
+    ids = renderer.render(hinted).prompt_ids.tolist()
+    return [order for order in replies.orders if order.prompt_ids == ids]
+
+
+def test_a_wish_for_one_conversation_stays_out_of_the_weights(
+    store: Store, make_loop: MakeLoop, fill: Fill, replies: ScriptedReplies, renderer: Renderer
+) -> None:
+    """The weights know no conversations. On its own prompts, the teacher has the other lessons alone."""
+    (turn,) = fill(store, 1, question="Where is the Louvre?")
+    with store.read() as conn:
+        session = turns.get(conn, turn)
+    assert session is not None
+    here = replace(FORMAL, scope_kind=LessonScope.SESSION, scope_value=session.session)
+    add_lesson(store, here, [turn])
+    settle(make_loop())
+    assert replies.orders == []
+    add_lesson(store, SHORT, [turn])
+    settle(make_loop(step_limit=1))
+    assert told_prompts(replies, renderer, "Where is the Louvre?", SHORT)
+    assert not told_prompts(replies, renderer, "Where is the Louvre?", here, SHORT)
+
+
+def test_a_wish_about_a_subject_stands_beside_others_where_it_is_named(
+    store: Store, make_loop: MakeLoop, fill: Fill, replies: ScriptedReplies, renderer: Renderer
+) -> None:
+    (turn,) = fill(store, 1, question="Where is the Louvre?")
+    fill(store, 1, question="What is money?")
+    about = replace(FORMAL, scope_kind=LessonScope.SUBJECT, scope_value=subject_scope("", "", "Money"))
+    add_lesson(store, about, [turn])
+    settle(make_loop())
+    assert replies.orders == [], "it is not practised by itself"
+    add_lesson(store, SHORT, [turn])
+    settle(make_loop(step_limit=1))
+    assert told_prompts(replies, renderer, "Where is the Louvre?", SHORT)
+    assert told_prompts(replies, renderer, "What is money?", about, SHORT)
+
+
+def test_the_teachers_prompt_has_as_many_lessons_as_a_persons(
+    store: Store, make_loop: MakeLoop, fill: Fill, replies: ScriptedReplies, renderer: Renderer
+) -> None:
+    (turn,) = fill(store, 1, question="Where is the Louvre?")
+    many = [replace(SHORT, id=f"l{n:02d}", text=f"Rule {n}.", topic="", weight=1.0 + n) for n in range(12)]
+    for lesson in many:
+        add_lesson(store, lesson, [turn])
+    settle(make_loop(step_limit=1))
+    assert told_prompts(replies, renderer, "Where is the Louvre?", *many[-MAX_PROMPT_LESSONS:])

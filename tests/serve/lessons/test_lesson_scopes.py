@@ -1,0 +1,95 @@
+"""Wishes for one conversation or one subject, from what people say at the gateway to the prompts that follow."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+from tests.serve.conftest import KEY, Site
+
+from openclaw_rl.collect.worker import Collector
+from openclaw_rl.common.rules.lesson_topics import HintTopics
+from openclaw_rl.judge.lessons.lesson_book import update_lessons
+from openclaw_rl.judge.rules import RulesJudge
+from openclaw_rl.store import turns
+from openclaw_rl.store.lessons import lessons
+from openclaw_rl.store.lessons.lessons import LessonState
+from openclaw_rl.store.lessons.scopes import LessonScope
+
+JUDGE = RulesJudge.load()
+TOPICS = HintTopics(JUDGE.files)
+SHORT, LONG = "Keep answers short.", "Give long, detailed answers."
+
+
+class Talk:
+    """One conversation with the real gateway. `session`: its header; "" for a client that sends none."""
+
+    def __init__(self, site: Site, session: str = "") -> None:
+        self._site, self._headers = site, {"X-Session-Id": session} if session else {}
+        self._messages: list[dict[str, Any]] = []
+
+    def say(self, text: str) -> list[str]:
+        """Send a message, and let the worker link and judge what came before. Returns the lessons in the prompt."""
+        self._messages.append({"role": "user", "content": text})
+        body = {"model": self._site.config.model.name, "messages": self._messages}
+        answer = self._site.http.post("/v1/chat/completions", body, {"Authorization": f"Bearer {KEY}", **self._headers})
+        assert answer.status_code == 200, answer.text
+        self._messages.append(answer.json()["choices"][0]["message"])
+        found = list(self._site.last().request.lessons.values())
+        judge_all(self._site)
+        return found
+
+
+def judge_all(site: Site) -> None:
+    Collector(site.store, site.config.collect).step()
+    with site.store.read() as conn:
+        waiting = turns.closed_turns(conn, 100)
+    for item in waiting:
+        verdict = replace(asyncio.run(JUDGE.judge(item)), at=1.0)
+        with site.store.write() as conn:
+            turns.add_verdict(conn, verdict)
+            update_lessons(conn, verdict, TOPICS, is_ephemeral=lambda message: False, key=site.store.secret)
+
+
+def test_a_wish_for_a_conversation_stays_in_it(site: Site) -> None:
+    for session in ("", "s1"):
+        talk, other = Talk(site, session), Talk(site, session and "s2")
+        talk.say(f"Where is the Louvre? {session}")
+        assert talk.say("Shorter in this chat, please. And the Prado?") == [SHORT], "at once, by the words alone"
+        assert talk.say("And the Uffizi?") == [SHORT]
+        assert other.say("What is the capital of France?") == []
+        assert talk.say("And the Tate?") == [SHORT]
+
+
+def test_a_conversation_that_begins_with_the_same_words_is_another_one(site: Site) -> None:
+    talk, other = Talk(site), Talk(site)
+    talk.say("Could you help me with a few museums?")
+    talk.say("Shorter for now, please.")
+    assert talk.say("Where is the Louvre?") == [SHORT]
+    assert other.say("Could you help me with a few museums?") == []
+    assert other.say("Where is the Louvre?") == []
+
+
+def test_a_wish_about_a_subject_is_in_the_prompts_that_name_it(site: Site) -> None:
+    talk = Talk(site)
+    talk.say("Which money do they use in Japan?")
+    talk.say("Shorter, please, when I ask about money.")
+    assert Talk(site).say("Where does money come from?") == [SHORT]
+    assert Talk(site).say("Where is the Louvre?") == []
+
+
+def test_the_narrower_wish_counts_and_a_newer_one_for_all_prompts_ends_it(site: Site) -> None:
+    first = Talk(site)
+    first.say("Where is the Louvre?")
+    first.say("Shorter, please.")
+    talk = Talk(site)
+    talk.say("Where is the Prado?")
+    talk.say("More detail in this chat, please.")
+    assert talk.say("And the Uffizi?") == [LONG]
+    assert Talk(site).say("Where is the Tate?") == [SHORT]
+    talk.say("Too long.")
+    assert talk.say("And the Hermitage?") == [SHORT]
+    with site.store.read() as conn:
+        states = {lesson.scope_kind: lesson.state for lesson in lessons.list_lessons(conn)}
+    assert states == {LessonScope.AGENT: LessonState.ACTIVE, LessonScope.SESSION: LessonState.SUPERSEDED}
