@@ -12,6 +12,7 @@ import pytest
 from tests.train.conftest import builder, fill, head, judged, renderer, starter_identity, store
 
 from openclaw_rl.common.message_hash import EphemeralMatcher
+from openclaw_rl.common.rules.lesson_topics import load_topics
 from openclaw_rl.gates.candidate_gate import CandidateGate
 from openclaw_rl.gates.reply_source import GateReply, ReplyOrder
 from openclaw_rl.methods.types import Sample, StepResult
@@ -93,7 +94,12 @@ def make_loop(store: Store, builder: SampleBuilder, replies: ScriptedReplies, tm
         practice = PracticeSession(
             store,
             PracticeConfig(**{"replies": 4} | settings),
-            PromptSelector(renderer=builder.renderer, transient=EphemeralMatcher([]), key=store.secret),
+            PromptSelector(
+                renderer=builder.renderer,
+                transient=EphemeralMatcher([]),
+                key=store.secret,
+                read_topics=lambda: load_topics(None),
+            ),
             replies,
         )
         opened.append(

@@ -22,6 +22,7 @@ import os, signal, sys, time
 from pathlib import Path
 from tests.practice.conftest import DivergingTrainer, ScriptedReplies
 from openclaw_rl.common.message_hash import EphemeralMatcher
+from openclaw_rl.common.rules.lesson_topics import load_topics
 from openclaw_rl.methods.registry import make_method
 from openclaw_rl.practice.prompts import PromptSelector
 from openclaw_rl.practice.session import PracticeSession
@@ -56,7 +57,8 @@ store, renderer = Store.open(home / "store.db"), Renderer(ModelFiles.from_path(S
 transient = EphemeralMatcher([])
 method = make_method(train_settings({"method": "combine"}))
 builder = SampleBuilder(renderer=renderer, transient=transient, signal=method, max_staleness=64)
-selector = PromptSelector(renderer=renderer, transient=transient, key=store.secret)
+topics = load_topics(None)
+selector = PromptSelector(renderer=renderer, transient=transient, key=store.secret, read_topics=lambda: topics)
 settings, replies = PracticeConfig(replies=4, max_divergence=0.04), Replies(renderer.stop_token_ids[0])
 practice = PracticeSession(store, settings, selector, replies)
 train = train_settings({"batch_min": 4, "batch_max": 4, "safety.lease_ttl": 0.5})

@@ -14,6 +14,7 @@ from tests.train.conftest import put
 from tests.train.test_own_policies import ANN, BOB, Home, model, turns_of
 
 from openclaw_rl.common.message_hash import EphemeralMatcher
+from openclaw_rl.common.rules.lesson_topics import load_topics
 from openclaw_rl.gates.reply_source import GateReply, RepliesDelayed, ReplyOrder
 from openclaw_rl.practice.prompts import PromptSelector
 from openclaw_rl.practice.session import PracticeSession
@@ -38,7 +39,12 @@ def practising_home(
 ) -> Home:
     def practice(store: Store, builder: SampleBuilder) -> PracticeSession:
         given = {"replies": 4, "step_limit": 1, "max_divergence": 1e-9} | settings
-        selector = PromptSelector(renderer=builder.renderer, transient=EphemeralMatcher([]), key=store.secret)
+        selector = PromptSelector(
+            renderer=builder.renderer,
+            transient=EphemeralMatcher([]),
+            key=store.secret,
+            read_topics=lambda: load_topics(None),
+        )
         return PracticeSession(store, PracticeConfig(**given), selector, replies, per=per)
 
     return Home(folder, model, per=per, practice=practice)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from openclaw_rl.common.message_hash import EphemeralMatcher
+from openclaw_rl.common.rules.lesson_topics import load_topics
 from openclaw_rl.gates.reply_source import GatewayReplySource, ReplySource
 from openclaw_rl.methods.types import CreditMethod
 from openclaw_rl.practice.prompts import PromptSelector
@@ -39,6 +42,7 @@ def make_practice(
         renderer=renderer,
         transient=transient,
         key=store.secret,
+        read_topics=cache(lambda: load_topics(config.judge.wishes_path)),
         context_length=config.engine.max_context or renderer.context_length,
     )
     return PracticeSession(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
 from openclaw_rl.common.images.image_prompt import has_images
 from openclaw_rl.common.message_hash import EphemeralMatcher
+from openclaw_rl.common.rules.lesson_topics import HintTopics
 from openclaw_rl.errors import RequestError
 from openclaw_rl.practice.plan import PracticePlan
 from openclaw_rl.render.hint import lessons_hint, with_hint
@@ -46,6 +47,7 @@ class PromptSelector:
     renderer: Renderer
     transient: EphemeralMatcher
     key: bytes  # of the hashes of questions
+    read_topics: Callable[[], HintTopics]  # read when they are needed, as a trainer that starts has no time
     context_length: int | None = None  # tokens of prompt and reply; None: not limited
 
     def select_prompts(
@@ -107,7 +109,7 @@ class PromptSelector:
             agent=request.agent,
             user=request.user,
             question=question_hash(request.messages, self.transient, key=self.key, user=request.user),
-            asked=asked_text(request.messages, self.transient),
+            asked=asked_text(request.messages, self.transient, self.read_topics().without_scopes),
         )
 
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from openclaw_rl.common.rules.lesson_topics import HintTopics
 from openclaw_rl.common.rules.rule_files import load_rule_files, rules_path
+from openclaw_rl.common.rules.stated_scope import names_subject, normalise_subject
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.judge.rules import RulesJudge
-from openclaw_rl.store.lessons.scopes import names_subject, normalise_subject
 
 FILES = RulesJudge.load().files
 TOPICS = HintTopics(FILES)

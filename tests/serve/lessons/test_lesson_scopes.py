@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from openclaw_rl.store.lessons.lessons import LessonState
 from openclaw_rl.store.lessons.scopes import LessonScope
 
 JUDGE = RulesJudge.load()
+TIMES = itertools.count(1.0)
 TOPICS = HintTopics(JUDGE.files)
 SHORT, LONG = "Keep answers short.", "Give long, detailed answers."
 
@@ -46,7 +48,7 @@ def judge_all(site: Site) -> None:
     with site.store.read() as conn:
         waiting = turns.closed_turns(conn, 100)
     for item in waiting:
-        verdict = replace(asyncio.run(JUDGE.judge(item)), at=1.0)
+        verdict = replace(asyncio.run(JUDGE.judge(item)), at=next(TIMES))
         with site.store.write() as conn:
             turns.add_verdict(conn, verdict)
             update_lessons(conn, verdict, TOPICS, is_ephemeral=lambda message: False, key=site.store.secret)
@@ -77,6 +79,24 @@ def test_a_wish_about_a_subject_is_in_the_prompts_that_name_it(site: Site) -> No
     talk.say("Shorter, please, when I ask about money.")
     assert Talk(site).say("Where does money come from?") == [SHORT]
     assert Talk(site).say("Where is the Louvre?") == []
+
+
+def test_a_message_that_limits_a_wish_to_a_subject_is_not_about_it(site: Site) -> None:
+    talk = Talk(site)
+    talk.say("Where is the Louvre?")
+    assert talk.say("Shorter, please, when I ask about money. Where is the Prado?") == []
+    assert talk.say("And where is the Uffizi gallery?") == []
+    assert talk.say("Which money do I need for it?") == [SHORT]
+    assert talk.say("Is it far?") == [SHORT], "it goes on about it"
+
+
+def test_of_a_subject_and_a_conversation_the_newer_wish_counts(site: Site) -> None:
+    talk = Talk(site)
+    talk.say("Where is the Louvre?")
+    talk.say("Shorter in this chat, please. Where is the Prado?")
+    talk.say("More detail, please, when I ask about money. Where is the Uffizi?")
+    assert talk.say("And the Tate gallery?") == [SHORT]
+    assert talk.say("Which money do I need for it?") == [LONG]
 
 
 def test_the_narrower_wish_counts_and_a_newer_one_for_all_prompts_ends_it(site: Site) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from openclaw_rl.common.client_patterns import head_and_tail
 from openclaw_rl.common.message_hash import message_text, normalise_text, strip_time_stamp
 from openclaw_rl.common.rules.rule_files import Rule, RuleFile, load_rule_files, rules_path
-from openclaw_rl.common.rules.stated_scope import StatedScope
+from openclaw_rl.common.rules.stated_scope import StatedScope, names_subject
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.types import Message
 
@@ -50,8 +50,23 @@ class HintTopics:
 
     def find_scope(self, texts: Iterable[str], hint: str | None) -> StatedScope | None:
         """Return what a person's texts limit the wish with this hint of a rule to; of None, the first limit of any."""
-        scopes = ((file, *found) for text in texts for file in self._files for found in file.stated_scopes(text))
-        return next((scope for file, rest, scope in scopes if hint is None or _is_wished(file, rest, hint)), None)
+        scopes = ((file, found) for text in texts for file in self._files for found in file.stated_scopes(text))
+        return next((scope for file, (_, rest, scope) in scopes if hint is None or _is_wished(file, rest, hint)), None)
+
+    def without_scopes(self, text: str) -> str:
+        """Return a user's text without the words that limit its wishes."""
+        for file in self._files:
+            text = file.scopes.without_scopes(text)
+        return text
+
+    def _without_other_subjects(self, text: str) -> str:
+        """Return a text without sentences about a subject that it does not name itself: they are for other replies."""
+        asked = self.without_scopes(text)
+        for file in self._files:
+            for sentence, _, scope in file.stated_scopes(text):
+                if scope.subject and not names_subject(asked, scope.subject):
+                    text = text.replace(sentence, " ")
+        return text
 
     def read_wishes(self, message: Message, reply: str | None) -> Wishes:
         """Return what a person's message asks for: for its own reply, or of `reply`, the one before it.
@@ -59,6 +74,7 @@ class HintTopics:
         `reply`: None if the message is the first one of a conversation, which says nothing about a reply.
         """
         text = head_and_tail(strip_time_stamp(normalise_text(message_text(message))), MAX_WISH_CHARS)
+        text = self._without_other_subjects(text)
         matching = [rule for file in self._files for rule in file.matching_rules([("user", text)], reply or "")]
         topics = {rule.topic for rule in matching if rule.topic}
         topics |= {topic for file in self._files for topic in file.wished_topics(text)}

@@ -119,11 +119,12 @@ class RuleFile:
         ]
         return [rule for rule in self.rules if rule.matches_any(readable, reply)] if readable else []
 
-    def stated_scopes(self, text: str) -> Iterator[tuple[str, StatedScope]]:
-        """Yield each scope that a user's text states, with the rest of its sentence."""
+    def stated_scopes(self, text: str) -> Iterator[tuple[str, str, StatedScope]]:
+        """Yield each scope that a user's text states: its sentence, the sentence without it, and the scope."""
         if _is_found(self.when, self.unless, text):
             for sentence in _SENTENCE_ENDS.split(text):
-                yield from self.scopes.scopes_in(sentence)
+                for rest, scope in self.scopes.scopes_in(sentence):
+                    yield sentence, rest, scope
 
     def wished_topics(self, text: str) -> set[str]:
         """Return the topics that a message asks for in its own reply."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -11,6 +12,8 @@ MAX_SUBJECT_CHARS, MAX_SUBJECT_WORDS = 40, 5
 """A longer text after "when I ask about" names no subject."""
 MAX_STATED_SCOPES = 8
 """Scopes that are read from one text."""
+_WORDS = re.compile(r"\w+")
+_NO_SPACES = re.compile("[\u2e80-\U0003ffff]")  # scripts whose words no space separates
 _SUBJECT_ENDS = LinearPattern(r"[.,;:!?。，、；：！？\n]")
 
 
@@ -63,3 +66,21 @@ class ScopePatterns:
 def _without(text: str, words: str) -> str:
     before, _, after = text.partition(words)
     return f"{before.rstrip()} {after.lstrip()}".strip()
+
+
+def normalise_subject(subject: str) -> str:
+    """Return the alternatives of a subject ("Python, code") in one order and without regard to case."""
+    alternatives = {" ".join(one.split()).casefold() for one in re.split("[,，、;]", subject)}
+    return ", ".join(sorted(one for one in alternatives if _WORDS.search(one)))
+
+
+def names_subject(asked: str, subject: str) -> bool:
+    """Return whether a text has all words of one alternative of a subject. A final "s" makes no difference."""
+    text = asked.casefold()
+    words = _words_of(text)
+    alternatives = subject.split(", ") if subject else ()
+    return any(one in text if _NO_SPACES.search(one) else _words_of(one) <= words for one in alternatives)
+
+
+def _words_of(text: str) -> set[str]:
+    return {word[:-1] if len(word) > 3 and word.endswith("s") else word for word in _WORDS.findall(text)}

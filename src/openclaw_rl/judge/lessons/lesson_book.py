@@ -5,7 +5,7 @@ lessons that it contradicts; then the heavier side is in force, and the newer on
 enough to replace what was said once or twice, and two words replace what was said often. What is said again within a
 few turns of a conversation counts half, and from the third time on a quarter: it may be meant for this conversation.
 
-A lesson for this conversation, or about a subject, competes in its own scope. A newer wish of a wider scope that
+A lesson for this conversation, or about a subject, competes in its own scope. A newer wish for all prompts that
 contradicts it ends it at once: it was said of this very prompt.
 """
 
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection
 
 from openclaw_rl.common.rules.lesson_topics import HintTopics, normalise_lesson
+from openclaw_rl.common.rules.stated_scope import normalise_subject
 from openclaw_rl.judge.lessons.drafts import LessonDraft, LessonReach, draft_lessons
 from openclaw_rl.store import events, exchanges, turns
 from openclaw_rl.store.lessons import forgotten_wishes, lessons, removal
@@ -26,8 +27,6 @@ from openclaw_rl.store.lessons.scopes import (
     LessonScope,
     PromptContext,
     asked_text,
-    normalise_subject,
-    scope_rank,
     subject_scope,
     user_scope,
 )
@@ -66,7 +65,7 @@ def update_lessons(
     if drafts and (exchange := exchanges.get(conn, verdict.turn)) is not None:
         request = exchange.request
         if request.capture is Capture.FULL and request.episode is None:
-            place = _TurnPlace.of_turn(conn, verdict.turn, request, is_ephemeral, key=key, per=per)
+            place = _TurnPlace.of_turn(conn, verdict.turn, request, is_ephemeral, topics, key=key, per=per)
             kept = {_add_evidence(conn, draft, verdict, place) for draft in drafts}
     if gone := [lesson.id for lesson in known if lesson.id not in kept]:
         removal.remove_evidence(conn, [verdict.turn], at=verdict.at, only=gone, keep_pinned=True)
@@ -107,6 +106,7 @@ class _TurnPlace:
         turn: str,
         request: Request,
         is_ephemeral: Callable[[Message], bool],
+        topics: HintTopics,
         *,
         key: bytes,
         per: PolicyOwner,
@@ -119,7 +119,7 @@ class _TurnPlace:
             user=request.user,
             question=question_hash(request.messages, is_ephemeral, key=key, user=request.user),
             sessions=(stored.session,) if stored is not None else (),
-            asked=asked_text(request.messages, is_ephemeral),
+            asked=asked_text(request.messages, is_ephemeral, topics.without_scopes),
         )
         return cls(request=request, context=context)
 
@@ -169,10 +169,9 @@ def _add_evidence(conn: Connection, draft: LessonDraft, verdict: Verdict, place:
 
 
 def _end_narrower(conn: Connection, draft: LessonDraft, lesson: Lesson, place: _TurnPlace, at: float) -> None:
-    """Supersede what was said of this conversation, or of its subject, and contradicts a newer and wider wish."""
-    for other in lessons.lessons_for(conn, place.context):
-        is_narrower = scope_rank(other.scope_kind) > scope_rank(lesson.scope_kind) and not other.is_practised
-        if is_narrower and not other.is_pinned and _is_contradicted(draft, lesson, other):
+    """Supersede what was said of this conversation, or of its subject, and contradicts a newer wish for all prompts."""
+    for other in lessons.lessons_for(conn, place.context) if lesson.is_practised else ():
+        if not other.is_practised and not other.is_pinned and _is_contradicted(draft, lesson, other):
             lessons.supersede(conn, other.id, lesson.id)
             events.append(conn, lessons.SUPERSEDED_EVENT, other.id, {"by": lesson.id}, at)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from openclaw_rl.common.rules.lesson_topics import HintTopics
+from openclaw_rl.common.rules.stated_scope import normalise_subject
 from openclaw_rl.errors import JudgeError
 from openclaw_rl.judge import prompts
 from openclaw_rl.judge.answer_schemas import LESSON_ANSWER
@@ -16,7 +17,6 @@ from openclaw_rl.judge.llm import ChatModel, make_chat_model
 from openclaw_rl.judge.vote_parser import parse_lesson
 from openclaw_rl.settings.load import Config
 from openclaw_rl.store.lessons.lessons import MAX_LESSON_CHARS, Lesson
-from openclaw_rl.store.lessons.scopes import normalise_subject
 from openclaw_rl.types import JudgeInput, Message, Verdict
 
 log = logging.getLogger("openclaw_rl.judge")

@@ -59,7 +59,9 @@ class LessonPicker:
         self, messages: Sequence[Message], context: PromptContext, chains: ChainReader
     ) -> Mapping[str, str]:
         question = question_hash(messages, self._is_ephemeral, key=self._store.secret, user=context.user)
-        context = replace(context, question=question, asked=asked_text(messages, self._is_ephemeral))
+        context = replace(
+            context, question=question, asked=asked_text(messages, self._is_ephemeral, self._topics.without_scopes)
+        )
         states = (LessonState.ACTIVE, LessonState.LEARNED)
         with self._store.read() as conn:
             known = sessions_of_history(conn, context.policy, context.key, chains)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -13,14 +12,13 @@ from sqlalchemy import ColumnElement, Connection, and_, bindparam, or_, select
 
 from openclaw_rl.common.client_patterns import head_and_tail
 from openclaw_rl.common.message_hash import hashed_text
+from openclaw_rl.common.rules.stated_scope import names_subject, normalise_subject
 from openclaw_rl.store import schema as t
 from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME
 from openclaw_rl.types import Message
 
 MAX_ASKED_MESSAGES, MAX_ASKED_CHARS = 3, 4_096
 """Newest user messages in which a subject is searched, and characters of each."""
-_WORDS = re.compile(r"\w+")
-_NO_SPACES = re.compile("[\u2e80-\U0003ffff]")  # scripts whose words no space separates
 
 
 class LessonScope(StrEnum):
@@ -44,11 +42,11 @@ PRACTISED_SCOPES = (LessonScope.AGENT, LessonScope.USER)
 The weights know no conversations. Steps on one prompt change replies to others, and a divergence per token hardly shows
 the few tokens of a fact.
 """
-_RANKS = {LessonScope.AGENT: 0, LessonScope.USER: 1, LessonScope.SUBJECT: 2, LessonScope.SESSION: 3}
+_RANKS = {LessonScope.AGENT: 0, LessonScope.USER: 1, LessonScope.SUBJECT: 2, LessonScope.SESSION: 2}
 
 
 def scope_rank(scope: LessonScope) -> int:
-    """Return how narrow a scope is. Of two lessons about the same, the narrower one counts."""
+    """Return how narrow a scope is. Of two lessons about the same, the narrower one counts, else the newer one."""
     return _RANKS.get(scope, len(_RANKS))
 
 
@@ -162,25 +160,12 @@ def scope_subject(kind: str, value: str) -> str:
     return str(json.loads(value)[2]) if kind == LessonScope.SUBJECT else ""
 
 
-def normalise_subject(subject: str) -> str:
-    """Return the alternatives of a subject ("Python, code") in one order and without regard to case."""
-    alternatives = {" ".join(one.split()).casefold() for one in re.split("[,，、;]", subject)}
-    return ", ".join(sorted(one for one in alternatives if _WORDS.search(one)))
+def asked_text(
+    messages: Sequence[Message], is_ephemeral: Callable[[Message], bool], without_scopes: Callable[[str], str]
+) -> str:
+    """Return what the newest user messages say, in which a subject is searched.
 
-
-def names_subject(asked: str, subject: str) -> bool:
-    """Return whether a text has all words of one alternative of a subject. A final "s" makes no difference."""
-    text = asked.casefold()
-    words = _words_of(text)
-    alternatives = subject.split(", ") if subject else ()
-    return any(one in text if _NO_SPACES.search(one) else _words_of(one) <= words for one in alternatives)
-
-
-def _words_of(text: str) -> set[str]:
-    return {word[:-1] if len(word) > 3 and word.endswith("s") else word for word in _WORDS.findall(text)}
-
-
-def asked_text(messages: Sequence[Message], is_ephemeral: Callable[[Message], bool]) -> str:
-    """Return what the newest user messages say, in which a subject is searched."""
+    `without_scopes` leaves out "when I ask about money", which is no question about money.
+    """
     asked = [m for m in reversed(messages) if m.get("role") == "user" and not is_ephemeral(m)][:MAX_ASKED_MESSAGES]
-    return "\n".join(head_and_tail(hashed_text(message), MAX_ASKED_CHARS) for message in asked)
+    return "\n".join(without_scopes(head_and_tail(hashed_text(message), MAX_ASKED_CHARS)) for message in asked)
