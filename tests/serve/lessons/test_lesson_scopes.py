@@ -38,13 +38,15 @@ class Talk:
         answer = self._site.http.post("/v1/chat/completions", body, {"Authorization": f"Bearer {KEY}", **self._headers})
         assert answer.status_code == 200, answer.text
         self._messages.append(answer.json()["choices"][0]["message"])
-        found = list(self._site.last().request.lessons.values())
+        found = list(self._site.ended(self._site.last().request.id).request.lessons.values())
         judge_all(self._site)
         return found
 
 
 def judge_all(site: Site) -> None:
-    Collector(site.store, site.config.collect).step()
+    collector = Collector(site.store, site.config.collect)
+    while collector.step():
+        pass
     with site.store.read() as conn:
         waiting = turns.closed_turns(conn, 100)
     for item in waiting:

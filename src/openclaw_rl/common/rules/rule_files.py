@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ import yaml
 
 from openclaw_rl.common.assets import ASSETS
 from openclaw_rl.common.linear_regex import LinearPattern, PatternError
-from openclaw_rl.common.rules.stated_scope import ScopePatterns, StatedScope
+from openclaw_rl.common.rules.stated_scope import MAX_STATED_SCOPES, ScopePatterns, StatedScope
 from openclaw_rl.errors import ConfigError
 
 _ROLES_OF_SPEAKER: Mapping[str, tuple[str, ...]] = {
@@ -120,11 +121,12 @@ class RuleFile:
         return [rule for rule in self.rules if rule.matches_any(readable, reply)] if readable else []
 
     def stated_scopes(self, text: str) -> Iterator[tuple[str, str, StatedScope]]:
-        """Yield each scope that a user's text states: its sentence, the sentence without it, and the scope."""
-        if _is_found(self.when, self.unless, text):
-            for sentence in _SENTENCE_ENDS.split(text):
-                for rest, scope in self.scopes.scopes_in(sentence):
-                    yield sentence, rest, scope
+        """Yield the first scopes that a user's text states: the sentence, the sentence without it, and the scope."""
+        if self.scopes.take_scope(text)[1] is None or not _is_found(self.when, self.unless, text):
+            return
+        sentences = _SENTENCE_ENDS.split(text)
+        found = ((each, *scope) for each in sentences for scope in self.scopes.scopes_in(each))
+        yield from itertools.islice(found, MAX_STATED_SCOPES)
 
     def wished_topics(self, text: str) -> set[str]:
         """Return the topics that a message asks for in its own reply."""
