@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from rich.padding import Padding
 from rich.text import Text
 from sqlalchemy import Connection
 
@@ -60,7 +61,8 @@ def show_lessons(config: Config, *, with_superseded: bool, as_json: bool) -> Non
         return
     for row in rows:
         console.print(Text.assemble((row["id"], "bold"), f"  {row['text']}"))
-        console.print(Text(f"  {state_text(row, config.serve.lessons)}; {_scope_text(row)}", style="dim"))
+        where = Text(f"{state_text(row, config.serve.lessons)}; {_scope_text(row)}", style="dim")
+        console.print(Padding(where, (0, 0, 0, 2), expand=False))
         for one in reversed(row["turns"][-MAX_SHOWN_TURNS:]):
             said = f"said: {one['said'] or 'nothing'} ({one['turn']})"
             console.print(Text("    " + shorten_line(said, console.width - 4)))
