@@ -11,11 +11,14 @@ from sqlalchemy import select
 from tests.practice.conftest import SHORT, MakeLoop, ScriptedReplies, add_lesson, settle
 
 from openclaw_rl.gates.reply_source import BrokenVersion, GateReply, NoGateway, ReplyOrder
+from openclaw_rl.methods.types import Sample, StepResult
+from openclaw_rl.practice.budget import STALLED_STEPS
 from openclaw_rl.status import report
 from openclaw_rl.store import schema
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lessons import lessons, practice_turns
 from openclaw_rl.store.lineage import policies
+from openclaw_rl.testing import ScriptedTrainer
 from openclaw_rl.train.orchestrator import TrainLoop
 
 Fill = Callable[..., list[str]]
@@ -73,6 +76,34 @@ def test_each_step_on_the_persons_turns_allows_half_as_many_as_the_one_before(
         lessons.set_weight(conn, "aa", 3.0, at=time.time())
     settle(loop)
     assert len(practised(store)) == 8 + 6, "with a step on the four turns"
+
+
+class StalledTrainer(ScriptedTrainer):
+    """The divergence that its steps report grows, or falls, by `factor` a step."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self._factor = factor
+
+    def step(self, samples: Sequence[Sample], out: str) -> StepResult:
+        value = 0.4 * self._factor**self.steps
+        result = super().step(samples, out)
+        return replace(result, divergence={s.turn: value for s in samples if s.hinted_prompts})
+
+
+@pytest.mark.parametrize(("factor", "steps"), [(1.02, STALLED_STEPS), (1.0, STALLED_STEPS), (0.98, 20)])
+def test_practice_that_comes_no_nearer_waits_for_new_words(
+    store: Store, make_loop: MakeLoop, fill: Fill, factor: float, steps: int
+) -> None:
+    """Further steps would only move the policy away from right answers. A step on people's turns is a new chance."""
+    add_lesson(store, SHORT, fill(store, 1))
+    loop = make_loop(StalledTrainer(factor), step_limit=20, max_divergence=1e-9)
+    settle(loop)
+    assert len(practised(store)) == steps
+    assert ("brought the weights no nearer" in loop.note) is (steps == STALLED_STEPS)
+    fill(store, 3)
+    settle(loop)
+    assert len(practised(store)) > steps
 
 
 def test_an_edited_lesson_is_practised_like_one_that_was_said_again(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from statistics import fmean
 
 from sqlalchemy import Connection
 
@@ -11,12 +12,16 @@ from openclaw_rl.practice.plan import PracticePlan
 from openclaw_rl.settings.schema_practice import PracticeConfig
 from openclaw_rl.store.lessons import practice_turns
 from openclaw_rl.store.lessons.lessons import LessonState
+from openclaw_rl.store.lineage import policies
 from openclaw_rl.types import Policy
 
 WORDS_FOR_ALL_STEPS = 3
 """Weight of a lesson from which all steps are taken: one word may be a mistake, which is not learned to the end."""
 MAX_REFUSALS = 3
 """Refused steps in a row after which practice waits for new words."""
+STALLED_STEPS, COMPARED_STEPS = 8, 4
+"""Practice waits for new words if, after so many steps, the divergences of the newest ones are not below those of the
+first ones. What the policy does not come nearer to only moves it away from right answers."""
 
 
 def waiting_reason(conn: Connection, settings: PracticeConfig, plan: PracticePlan, head: Policy, now: float) -> str:
@@ -46,7 +51,19 @@ def _missing_words(conn: Connection, settings: PracticeConfig, plan: PracticePla
         return f"new words of the person: {limit}{more}"
     if practice_turns.is_refused(conn, ids, since=max([last_word, *steps]), times=MAX_REFUSALS):
         return f"new words of the person: {MAX_REFUSALS} steps were refused"
+    if not is_measured and _is_stalled(conn, plan, head, max([last_word, *steps])):
+        return "new words of the person: the steps since the last ones brought the weights no nearer to the lesson"
     return ""
+
+
+def _is_stalled(conn: Connection, plan: PracticePlan, head: Policy, since: float) -> bool:
+    """Return whether the divergence of each target has not fallen in the steps since then."""
+    line = policies.lineage(conn, head.version)
+    for lesson in plan.targets:
+        found = practice_turns.newest_divergences(conn, lesson.id, line, since=since)
+        if len(found) < STALLED_STEPS or fmean(found[-COMPARED_STEPS:]) < fmean(found[:COMPARED_STEPS]):
+            return False
+    return True
 
 
 def _missing_seconds(conn: Connection, settings: PracticeConfig, now: float) -> str:

@@ -299,7 +299,7 @@ class PracticeSession:
         for lesson in active or found:  # beside an active lesson, the divergence says nothing about a learned one
             value = float(np.mean([divergences[turn] for turn in turns_by_lesson[lesson.id]]))
             lessons.record_divergence(conn, lesson.id, head.version, value, at=self._clock())
-            newest = practice_turns.newest_divergences(conn, lesson.id, line, AVERAGED_STEPS)
+            newest = practice_turns.newest_divergences(conn, lesson.id, line, limit=AVERAGED_STEPS)
             mean = float(np.mean(newest))
             if lesson.state is LessonState.ACTIVE and len(newest) == AVERAGED_STEPS and mean < bound:
                 lessons.mark_learned(conn, lesson.id, head.version)

@@ -299,10 +299,10 @@ def record_divergence(conn: Connection, id: str, version: int, value: float, *, 
     _update(conn, id, divergence=value)
 
 
-def divergences_of(conn: Connection, id: str) -> list[tuple[int, float]]:
-    """Return (version, divergence), oldest version first."""
+def divergences_of(conn: Connection, id: str, *, since: float = 0.0) -> list[tuple[int, float]]:
+    """Return (version, divergence), oldest version first. `since`: only those measured after it."""
     c = t.lesson_divergences.c
-    rows = conn.execute(select(c.version, c.value).where(c.lesson == id).order_by(c.version))
+    rows = conn.execute(select(c.version, c.value).where(c.lesson == id, c.at > since).order_by(c.version))
     return [(row.version, row.value) for row in rows]
 
 

@@ -219,6 +219,12 @@ def measured_versions(conn: Connection, lesson: str, line: Collection[int]) -> l
     return [version for version, _ in lessons.divergences_of(conn, lesson) if version in line]
 
 
-def newest_divergences(conn: Connection, lesson: str, line: Collection[int], limit: int) -> list[float]:
-    """Return the divergences of a lesson from the newest versions of a lineage, oldest first."""
-    return [value for version, value in lessons.divergences_of(conn, lesson) if version in line][-limit:]
+def newest_divergences(
+    conn: Connection, lesson: str, line: Collection[int], *, limit: int = 0, since: float = 0.0
+) -> list[float]:
+    """Return the divergences of a lesson from versions of a lineage, oldest first.
+
+    `limit`: only the newest so many; `since`: only those measured after it (seconds since the epoch).
+    """
+    found = lessons.divergences_of(conn, lesson, since=since)
+    return [value for version, value in found if version in line][-limit:]
