@@ -91,7 +91,7 @@ def _load_tuned(server: SkyrlServer, version: TinkerVersion) -> Any:
     from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM
 
-    run, _, name = version.sampler.removeprefix("tinker://").partition("/")
+    run, *_, name = version.sampler.removeprefix("tinker://").split("/")
     base: Any = AutoModelForCausalLM.from_pretrained(server.model)
     tuned = get_peft_model(base, LoraConfig(r=version.rank, lora_alpha=32, target_modules="all-linear"))
     with tempfile.TemporaryDirectory() as folder:

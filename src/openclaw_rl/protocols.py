@@ -60,6 +60,9 @@ class Judge(Protocol):
 class Trainer(Protocol):
     """Trains the next policy on samples. It never publishes: the train loop does that, under its lease."""
 
+    computes_here: bool
+    """Whether this process or its ranks compute the steps, so that a turn may be why they die."""
+
     def load(self, *, folder: str | None, memory: Mapping[str, Any]) -> None:
         """Load the policy in `folder` (adapter, optimizer, scheduler, random state); None loads the base."""
         ...

@@ -207,6 +207,8 @@ class ScriptedTrainer:
     a step adds to the log-probability of each token of a sample.
     """
 
+    computes_here = True
+
     def __init__(
         self,
         outcome: Callable[[Sequence[Sample]], Mapping[str, float] | None] = lambda samples: {},

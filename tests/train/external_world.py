@@ -31,6 +31,7 @@ SETTINGS = {
     "train.batch.min_turns": 4,
     "train.batch.max_turns": 4,
     "practice.enabled": False,
+    "train.safety.lease_ttl": 300.0,  # a machine that is busy with other work may leave this process none for a minute
 }
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.learner.tinker.training_sdk import MODEL, TrainingSdk
+from tests.store.deaths import DEATH, die, run_in_process
 
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.gates.metric_gates import metrics_are_finite
@@ -19,6 +21,7 @@ from openclaw_rl.practice.make_practice import no_practice_reason
 from openclaw_rl.settings.load import from_flat
 from openclaw_rl.settings.unused import unused_settings
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.heartbeats import MAX_DEATHS
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.tinker.service import TinkerService
 from openclaw_rl.train.orchestrator import TrainLoop
@@ -105,6 +108,34 @@ def test_each_turn_is_in_one_version_and_a_lost_answer_frees_the_batch(
     used = world.used()
     assert sorted(turn for turns in used.values() for turn in turns) == sorted(given)
     assert world.sdk.restored[-1] == world.state_of(1), "the second step starts from the first version's checkpoint"
+
+
+def test_a_worker_that_is_killed_in_a_batch_loses_no_turn(
+    store: Store, builder: SampleBuilder, fill: Fill, tmp_path: Path
+) -> None:
+    """The service computes the step, so the turns are not why the worker ends. At home, two kills set them aside."""
+    given = fill(store, 4)
+    short = {"train.safety.lease_ttl": 0.5}
+
+    def train_until_killed() -> None:
+        with Store.open(store.path) as opened:
+            world = TinkerWorld(opened, builder, tmp_path, **short)
+            world.sdk.changes["forward"] = lambda answer: die()
+            end = time.monotonic() + 60
+            while time.monotonic() < end:
+                world.loop.run_once()
+
+    for _ in range(2 * MAX_DEATHS):
+        assert run_in_process(train_until_killed) == DEATH
+    world = TinkerWorld(store, builder, tmp_path, **short)
+    end = time.monotonic() + 60
+    while world.head() < 1:
+        assert time.monotonic() < end, world.loop.note
+        world.loop.run_once()
+    world.loop.close()
+    assert world.used() == {1: sorted(given)}
+    with store.read() as conn:
+        assert [policy.version for policy in policies.list_all(conn)] == [0, 1], "no batch counted as failed"
 
 
 def test_after_a_rollback_the_next_step_starts_from_the_version_gone_back_to(

@@ -65,6 +65,8 @@ class _StepInputs(NamedTuple):
 class LocalTrainer:
     """`protocols.Trainer` on torch, transformers and PEFT. Deterministic for a seed and a sequence of batches."""
 
+    computes_here = True
+
     def __init__(
         self,
         path: str,

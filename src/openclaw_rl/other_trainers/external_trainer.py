@@ -37,6 +37,8 @@ class UndecidedStep:
 class ExternalTrainer:
     """Hands batches to the program that is connected to the socket of the home."""
 
+    computes_here = False
+
     def __init__(self, config: Config, base: str) -> None:
         """`base`: path or hub id of the base model. Raises `EngineError` if another worker listens on the home."""
         lora = config.train.lora

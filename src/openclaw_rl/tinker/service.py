@@ -10,8 +10,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
-from typing import Any, TypeVar
+from concurrent.futures import Future, wait
+from typing import Any, Literal, TypeVar
 
 from openclaw_rl.errors import EngineError, EngineGone, ModelLost
 from openclaw_rl.settings.load import Config
@@ -26,6 +26,9 @@ from openclaw_rl.tinker.service_errors import (
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 RECONNECT_SECONDS = 5.0  # seconds between attempts to reach a service that refused or did not answer
+LOST_SECONDS = 20.0  # seconds without an answer after which a checkpoint is looked for in the service's list
+CheckpointKind = Literal["weights", "sampler_weights"]
+"""As in paths of checkpoints: weights with the optimizer's state; weights for sampling."""
 
 
 def import_sdk() -> Any:
@@ -108,6 +111,45 @@ class TinkerService:
         return self.run_blocking(
             lambda: self.open_session().create_lora_training_client(base_model=self.model, rank=rank, seed=seed)
         )
+
+    def save_checkpoint(self, model: Any, kind: CheckpointKind, name: str) -> str:
+        """Save the model of a training client under a new name, and return the path. Raises `EngineError`."""
+        try:
+            saving = (model.save_state if kind == "weights" else model.save_weights_for_sampler)(name).future()
+            return self._wait_saved(model, saving, f"/{kind}/{name}")
+        except EngineError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the SDK raises errors of several libraries
+            raise self._to_engine_error(error) from None
+
+    def _wait_saved(self, model: Any, saving: Future[Any], ending: str) -> str:
+        """Return the path of the checkpoint that is being saved, which ends with `ending`.
+
+        If the answer is lost, the SDK repeats the call. SkyRL's server does not recognise it and refuses the name with
+        409, and the SDK repeats that for five minutes. So a checkpoint without an answer is looked for in the service's
+        list, which has the complete ones.
+        """
+        end = time.monotonic() + self._config.call_timeout
+        while (left := end - time.monotonic()) > 0:
+            if wait([saving], min(LOST_SECONDS, left)).done:
+                answered: str = saving.result().path
+                return answered
+            if (found := self._find_checkpoint(model, ending)) is not None:
+                log.warning("%s is saved; the Tinker service's answer to that is missing", found)
+                saving.cancel()  # the client's next call waits until this one ends
+                return found
+        raise self.timeout_error()
+
+    def _find_checkpoint(self, model: Any, ending: str) -> str | None:
+        """Return the path in the list of the model's checkpoints that ends so; None without it, or without the list."""
+        listing = self.open_session().create_rest_client().list_checkpoints(model.model_id)
+        try:
+            listed = listing.result(LOST_SECONDS).checkpoints
+        except Exception as error:  # noqa: BLE001 - the SDK raises errors of several libraries; it is asked again
+            log.info("the Tinker service does not list checkpoints (%s)", type(error).__name__)
+            listing.cancel()
+            return None
+        return next((str(each.tinker_path) for each in listed if str(each.tinker_path).endswith(ending)), None)
 
     def start_sampling(
         self, sampler: Any, ids: Sequence[int], *, max_tokens: int, stop: Sequence[int], **sampling: Any

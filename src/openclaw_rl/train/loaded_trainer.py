@@ -59,8 +59,8 @@ class LoadedTrainer:
         return None
 
     def turns_at_risk(self, samples: Sequence[Sample]) -> list[str]:
-        """Return the turns on which this process may die; none if another program computes the step."""
-        return [] if isinstance(self._trainer, ConfirmedTrainer) else list(dict.fromkeys(s.turn for s in samples))
+        """Return the turns on which this process may die; none if another program or a service computes the step."""
+        return list(dict.fromkeys(s.turn for s in samples)) if self._trainer.computes_here else []
 
     def step(self, samples: Sequence[Sample], version: int) -> StepResult:
         """Take a step from the loaded version, into a new folder. What is loaded then is not known until marked."""

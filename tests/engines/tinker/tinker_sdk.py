@@ -131,10 +131,11 @@ class ModelDouble:
     async def _load(self) -> None:
         check_model(self.sdk, self.id)
 
-    def save_weights_for_sampler(self, name: str) -> Future[Any]:
+    def save_weights_for_sampler(self, name: str) -> SimpleNamespace:
         version = self.states[-1].rpartition("-")[2]
         path = f"tinker://model/{self.id}/{name}-{version}"
-        return self.sdk.start(asyncio.sleep(0, SimpleNamespace(path=path)))
+        saving = self.sdk.start(asyncio.sleep(0, SimpleNamespace(path=path)))
+        return SimpleNamespace(future=lambda: saving)
 
 
 @dataclass

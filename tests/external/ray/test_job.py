@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.external.recipes.running import RECIPES, ROOT, environment, talks
@@ -85,6 +89,21 @@ def wait_until_ready(head: RayHead, process: subprocess.Popen[bytes], log: Path)
     raise AssertionError(f"no dashboard at {head.address}: {log.read_text()}")
 
 
+def watch_dashboard(head: RayHead, has_ended: threading.Event) -> list[str]:
+    """Look at the dashboard's pages of running jobs until the event. Return the log of each look."""
+    seen = []
+    while not has_ended.wait(0.2):
+        for job in ask_dashboard(head, "/api/jobs/"):
+            if job["status"] == "RUNNING":
+                seen.append(ask_dashboard(head, f"/api/jobs/{job['submission_id']}/logs")["logs"])
+    return seen
+
+
+def ask_dashboard(head: RayHead, path: str) -> Any:
+    with urllib.request.urlopen(head.address + path, timeout=60) as answer:
+        return json.load(answer)
+
+
 @pytest.mark.parametrize("number", range(2))
 def test_a_command_of_the_guide_passes_its_variables(head: RayHead, number: int, tmp_path: Path) -> None:
     """The checkpoint is where CKPT_SAVE_DIR says, on the model of MODEL_PATH and the conversations of DATA_PATH."""
@@ -92,8 +111,15 @@ def test_a_command_of_the_guide_passes_its_variables(head: RayHead, number: int,
     talks(tmp_path / "data" / "talks.jsonl")
     command = COMMANDS[number].replace("/models/my-model", "starter")
     command = command.replace("/data/conversations", f"{tmp_path}/data").replace("/runs/", f"{tmp_path}/")
-    done = head.run(command, LORA_ARGS="--lora-rank 4", CKPT_SAVE_DIR=f"{tmp_path}/exported")
+    has_ended = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        watching = pool.submit(watch_dashboard, head, has_ended)
+        try:
+            done = head.run(command, LORA_ARGS="--lora-rank 4", CKPT_SAVE_DIR=f"{tmp_path}/exported")
+        finally:
+            has_ended.set()
     assert done.returncode == 0, done.stdout[-4000:]
+    assert any("version 1: " in log for log in watching.result()), "the dashboard shows the step while the job runs"
     assert (tmp_path / "checkpoints" / "checkpoint-latest" / "model.safetensors").is_file(), "whole weights"
     assert (tmp_path / "home" / "store.db").is_file()
     assert not (tmp_path / "exported").exists()

@@ -108,7 +108,7 @@ BATCH = [make_sample(1, 1.0), make_sample(2, -1.0, hints=1), make_sample(3, None
 
 def read_adapter(server: SkyrlServer, path: str, into: Path) -> dict[str, torch.Tensor]:
     """Weights of a sampler checkpoint by their PEFT names, as the server gives them for download."""
-    run, _, name = path.removeprefix("tinker://").partition("/")
+    run, *_, name = path.removeprefix("tinker://").split("/")
     where = f"{server.url}/api/v1/training_runs/{run}/checkpoints/{name}/download"
     with urllib.request.urlopen(where, timeout=60) as archive, tarfile.open(fileobj=archive, mode="r|gz") as tar:
         tar.extractall(into, filter="data")

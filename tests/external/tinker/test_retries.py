@@ -77,6 +77,32 @@ def test_a_call_whose_answer_is_lost_is_one_step(
         np.testing.assert_allclose(weights["troubled"][name], weight, rtol=1e-4, atol=1e-6, err_msg="one step, not two")
 
 
+@pytest.mark.parametrize("path", ["/save_weights", "/save_weights_for_sampler"])
+def test_a_checkpoint_whose_answer_is_lost_stops_nothing(
+    settings: Settings, server: SkyrlServer, proxy: FlakyProxy, tmp_path: Path, path: str
+) -> None:
+    """The SDK repeats the call, and the server refuses the name with 409, which the SDK repeats for five minutes."""
+    trainer = make_trainer(settings(**{"tinker.url": proxy.url, "train.optimizer.learning_rate": 0.01}))
+    one = trainer.step(BATCH, str(tmp_path / "000001-a"))
+    trainer.load(folder=one.folder, memory=one.memory)
+    found, began = {}, time.monotonic()
+    for name in ("calm", "troubled"):
+        if name == "troubled":
+            began = time.monotonic()
+            proxy.begin_trouble("lose", every=1000, path=path)
+        trainer.load(folder=one.folder, memory=one.memory)
+        found[name] = trainer.step(BATCH, str(tmp_path / f"000002-{name}"))
+    assert proxy.refused == 1
+    assert time.monotonic() - began < 120
+    weights = {
+        name: read_adapter(server, read_version(ref_of(result, 2)).sampler, tmp_path / name)
+        for name, result in found.items()
+    }
+    for name, weight in weights["calm"].items():
+        np.testing.assert_allclose(weights["troubled"][name], weight, rtol=1e-4, atol=1e-6)
+    trainer.step(BATCH, str(tmp_path / "000003-a"))  # from the state whose answer was lost, by the same client
+
+
 def test_requests_without_an_answer_end_and_are_one_line(settings: Settings, proxy: FlakyProxy, tmp_path: Path) -> None:
     config = settings(**{"tinker.url": proxy.url, "tinker.call_timeout": 60.0})
     trainer = make_trainer(config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,12 +12,14 @@ from typing import Any
 import pytest
 import torch
 from tests.learner.tinker.conftest import Make, RequestFailedError, StatusError, take_step
-from tests.learner.tinker.training_sdk import TrainingSdk
+from tests.learner.tinker.training_sdk import ApiFuture, TrainingSdk
 
+from openclaw_rl.common.policy_digest import TINKER_FILE
 from openclaw_rl.errors import ModelError, TooLarge, TrainerAbsent
 from openclaw_rl.learner.step_metrics import ZERO_GRADIENT
 from openclaw_rl.learner.tinker import training_session
 from openclaw_rl.learner.tinker.trainer import STEP_ATTEMPTS
+from openclaw_rl.tinker import service
 
 LOST = ["forward", "forward_backward", "optim_step", "save_state", "save_sampler", "load_state"]
 
@@ -58,6 +61,35 @@ def test_a_call_that_the_sdk_repeats_is_one_step(make: Make, sdk: TrainingSdk, t
     still = take_step(trainer, tmp_path / "000003-b")
     assert (still.folder, sdk.repeats["optim_step"]) == (None, 0)
     assert set(still.dropped.values()) >= {ZERO_GRADIENT}
+
+
+def test_a_checkpoint_whose_answer_is_lost_is_found_in_the_list(
+    make: Make, sdk: TrainingSdk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SkyRL's server refuses the name when the SDK repeats the call, which the SDK does for five minutes."""
+    monkeypatch.setattr(service, "LOST_SECONDS", 0.2)
+    sdk.silent = {"save_state": ApiFuture(), "save_sampler": ApiFuture()}
+    sdk.fails["list"] = StatusError(503, "busy")  # the first time
+    began = time.monotonic()
+    result = take_step(make(), tmp_path / "000001-a")
+    assert time.monotonic() - began < 60, "not until tinker.call_timeout"
+    held = json.loads((Path(str(result.folder)) / TINKER_FILE).read_text())
+    assert held["state"] == "tinker://run/weights/openclaw-000001-a"
+    assert held["sampler"] == "tinker://run/sampler_weights/openclaw-000001-a"
+    assert all(call.cancelled() for call in sdk.silent.values()), "the client's next call would wait for them"
+    assert len(sdk.saved) == 3, "each is saved once: the first state, and the two of the version"
+
+
+def test_a_checkpoint_that_is_never_there_ends_the_step(
+    make: Make, sdk: TrainingSdk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "LOST_SECONDS", 0.1)
+    sdk.silent = {"save_sampler": ApiFuture()}
+    trainer = make(**{"tinker.call_timeout": 2.0})
+    monkeypatch.setattr(TrainingSdk, "list_checkpoints", lambda self, run: ApiFuture())
+    with pytest.raises(TrainerAbsent, match="gave no answer within 2 s"):
+        take_step(trainer, tmp_path / "000001-a")
+    assert not (tmp_path / "000001-a").exists()
 
 
 @pytest.mark.parametrize(

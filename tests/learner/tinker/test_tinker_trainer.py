@@ -87,7 +87,7 @@ def test_a_version_is_where_the_service_holds_it_and_another_process_goes_on_fro
     one = take_step(first, tmp_path / "000001-a")
     assert (one.digest, set(one.files)) == (digest_of_folder(str(one.folder)), {TINKER_FILE, "trainer.json"})
     held = json.loads((tmp_path / "000001-a" / TINKER_FILE).read_text())
-    assert held["sampler"] == "tinker://run/sampler/openclaw-000001-a"
+    assert held["sampler"] == "tinker://run/sampler_weights/openclaw-000001-a"
     first.load(folder=one.folder, memory=one.memory)
     two = take_step(first, tmp_path / "000002-a")
     again = make()

@@ -27,8 +27,15 @@ def sequence_logprobs(logits: torch.Tensor, inputs: Sequence[int], targets: Sequ
     return logits.log_softmax(-1)[torch.as_tensor(inputs) % VOCABULARY, torch.as_tensor(targets) % VOCABULARY]
 
 
-def finished(call: Callable[[], Any]) -> Future[Any]:
-    future: Future[Any] = Future()
+class ApiFuture(Future[Any]):
+    """As the SDK's `APIFuture`, which has a future of the standard library."""
+
+    def future(self) -> ApiFuture:
+        return self
+
+
+def finished(call: Callable[[], Any]) -> ApiFuture:
+    future = ApiFuture()
     try:
         future.set_result(call())
     except Exception as error:  # noqa: BLE001 - of the test
@@ -40,7 +47,7 @@ class AdapterDouble:
     """A training client. `delta` is the adapter: zero at first."""
 
     def __init__(self, sdk: TrainingSdk) -> None:
-        self.sdk = sdk
+        self.sdk, self.model_id = sdk, "run"
         self.delta = torch.zeros_like(base_logits()).requires_grad_()
         self.moments: dict[str, Any] = {}
 
@@ -91,11 +98,18 @@ class AdapterDouble:
 
         return finished(lambda: self.sdk.answer("optim_step", run))
 
-    def save_state(self, name: str) -> Future[Any]:
-        return finished(lambda: self.sdk.answer("save_state", lambda: self._save(f"tinker://run/weights/{name}")))
+    def save_state(self, name: str) -> ApiFuture:
+        return self._start_saving("save_state", f"tinker://run/weights/{name}")
 
-    def save_weights_for_sampler(self, name: str) -> Future[Any]:
-        return finished(lambda: self.sdk.answer("save_sampler", lambda: self._save(f"tinker://run/sampler/{name}")))
+    def save_weights_for_sampler(self, name: str) -> ApiFuture:
+        return self._start_saving("save_sampler", f"tinker://run/sampler_weights/{name}")
+
+    def _start_saving(self, call: str, path: str) -> ApiFuture:
+        done = finished(lambda: self.sdk.answer(call, lambda: self._save(path)))
+        if call not in self.sdk.silent:
+            return done
+        self.sdk.silent[call] = ApiFuture()
+        return self.sdk.silent[call]
 
     def _save(self, path: str) -> SimpleNamespace:
         assert path not in self.sdk.saved, "the service refuses a name twice"
@@ -118,7 +132,7 @@ class TrainingSdk:
     """The module `tinker`. `fails`: call -> error that it raises once; `loses`: calls that work and then raise it.
 
     `repeats`: call -> how often it is done twice: its answer is lost, and the SDK repeats it. `changes`: call -> what
-    becomes of its next answer.
+    becomes of its next answer. `silent`: calls that save, without an answer -> what waits for the newest of them.
     """
 
     reduction: str = "sum"
@@ -131,6 +145,7 @@ class TrainingSdk:
     loses: dict[str, Exception] = field(default_factory=dict)
     repeats: dict[str, int] = field(default_factory=dict)
     changes: dict[str, Callable[[Any], Any]] = field(default_factory=dict)
+    silent: dict[str, ApiFuture] = field(default_factory=dict)
 
     def answer(self, call: str, run: Callable[[], Any]) -> Any:
         if call in self.fails:
@@ -170,6 +185,14 @@ class TrainingSdk:
     def create_sampling_client(self, **given: Any) -> TrainingSdk:
         assert given == {"base_model": MODEL}
         return self
+
+    def create_rest_client(self) -> TrainingSdk:
+        return self
+
+    def list_checkpoints(self, run: str) -> Future[Any]:
+        assert run == "run"
+        found = [SimpleNamespace(tinker_path=path) for path in self.saved]
+        return finished(lambda: self.answer("list", lambda: SimpleNamespace(checkpoints=found)))
 
     def compute_logprobs(self, ids: list[int]) -> Future[Any]:
         found = lambda: [None, *sequence_logprobs(base_logits(), ids[:-1], ids[1:]).tolist()]  # noqa: E731

@@ -61,9 +61,8 @@ class VersionSamplers:
     def _load_into(self, model: Any, version: TinkerVersion) -> Any:
         """Load a version into a model, and return a sampling client of it."""
         self._service.finish_call(lambda: model.load_state(version.state))
-        name = f"serve-{uuid.uuid4().hex[:12]}"
-        saved = self._service.finish_call(lambda: model.save_weights_for_sampler(name))
-        sampler = self._service.create_sampler(saved.path)
+        saved = self._service.save_checkpoint(model, "sampler_weights", f"serve-{uuid.uuid4().hex[:12]}")
+        sampler = self._service.create_sampler(saved)
         self._models[version.sampler] = model
         return sampler
 

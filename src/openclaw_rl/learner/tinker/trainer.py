@@ -61,6 +61,8 @@ class _Batch(NamedTuple):
 class TinkerTrainer:
     """Takes steps at the service. The samples must have been sampled at temperature 1, at which it computes."""
 
+    computes_here = False
+
     def __init__(self, config: Config, method: CreditMethod, service: TinkerService | None = None) -> None:
         """Raises `ModelError` if the token count in the home cannot be read."""
         torch.set_num_threads(config.train.threads)

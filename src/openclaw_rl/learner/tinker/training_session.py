@@ -17,7 +17,7 @@ from openclaw_rl.learner.forward.packing import TokenSequence
 from openclaw_rl.learner.tinker.datum_arrays import DatumArrays, make_datum, response_part, scale_for_reduction
 from openclaw_rl.learner.tinker.training_budget import TrainingBudget
 from openclaw_rl.settings.load import TinkerConfig, TrainConfig
-from openclaw_rl.tinker.service import TinkerService
+from openclaw_rl.tinker.service import CheckpointKind, TinkerService
 from openclaw_rl.tinker.service_errors import classify_error
 from openclaw_rl.types import Logprobs
 
@@ -47,7 +47,7 @@ class TrainingSession:
         if self._client is None:
             self._client = self._run_blocking(self._create_model)
             name = f"initial-{uuid.uuid4().hex[:12]}"
-            self._initial = self._finish(lambda: self._client.save_state(name)).path
+            self._initial = self._save_checkpoint("weights", name)
         path = state or self._initial
         self._finish(lambda: self._client.load_state_with_optimizer(path))
 
@@ -99,9 +99,11 @@ class TrainingSession:
 
     def save_version(self, name: str) -> tuple[str, str]:
         """Save the model under a new name. Return the paths of its state, and of its weights for sampling."""
-        state: str = self._finish(lambda: self._client.save_state(name)).path
-        sampler: str = self._finish(lambda: self._client.save_weights_for_sampler(name)).path
-        return state, sampler
+        state = self._save_checkpoint("weights", name)
+        return state, self._save_checkpoint("sampler_weights", name)
+
+    def _save_checkpoint(self, kind: CheckpointKind, name: str) -> str:
+        return self._run_blocking(lambda: self._service.save_checkpoint(self._client, kind, name))
 
     def _count(self, data: Sequence[DatumArrays], *, trained: bool) -> None:
         self._usage.add_tokens(sum(len(datum.input_ids) for datum in data), trained=trained)

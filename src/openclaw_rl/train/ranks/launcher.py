@@ -52,6 +52,8 @@ class RankPool(Protocol):
 class RankedTrainer:
     """`protocols.Trainer` over several processes. An error of a command ends them, and `load` starts new ones."""
 
+    computes_here = True
+
     def __init__(self, ranks: RankPool, again: Callable[[], RankPool] | None = None) -> None:
         """Wait until the model is loaded. Raises the error of loading it, or `RanksGone`. `again`: starts new ranks."""
         self._ranks, self._restart, self._has_failed = ranks, again, False
