@@ -76,6 +76,10 @@ class EngineError(OpenClawError):
     blames_request = True
 
 
+class EngineFull(EngineError):
+    """Raised if the engine has no place for a version until a running reply has ended."""
+
+
 class EngineGone(EngineError):
     """Raised if the engine's process died or cannot be reached; its running replies are aborted."""
 

@@ -18,7 +18,7 @@ import numpy as np
 from openclaw_rl.common.images.image_prompt import ImagePrompt, image_digest
 from openclaw_rl.common.message_hash import message_text
 from openclaw_rl.common.policy_digest import ADAPTER_CONFIG, ADAPTER_WEIGHTS, digest_of_folder, hash_folder
-from openclaw_rl.errors import EngineError, EngineGone, GrammarError, JudgeError
+from openclaw_rl.errors import EngineError, EngineFull, EngineGone, GrammarError, JudgeError
 from openclaw_rl.methods.types import Sample, StepResult
 from openclaw_rl.types import Chunk, Generation, Ids, JudgeInput, Logprobs, PolicyRef, Verdict, Vote
 
@@ -126,7 +126,7 @@ class ScriptedEngine:
         named = {p.version for p in policies}
         draining = {v for v, n in self.running.items() if n} - named
         if len(named | draining) > self.versions:
-            raise EngineError(
+            raise EngineFull(
                 f"{len(named)} versions named and {len(draining)} still answering; at most {self.versions} fit"
             )
         for policy in policies:

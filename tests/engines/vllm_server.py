@@ -32,6 +32,7 @@ class VllmDouble:
         self.refused_weights: set[str] = set()
         self.requests: list[tuple[str, Any]] = []
         self.reads_images, self.rendered = False, [11, 12, 13]  # whether chats with images are rendered, and to what
+        self.device: str | None = None  # reported by `/server_info`; None: there is no such route
         self.breaks: tuple[str, int] | None = None  # how streams end before their time (`BREAKS`), and at which token
         self.routes: Mapping[str, Any] = {
             "/v1/completions": self._completions,
@@ -68,6 +69,7 @@ class VllmDouble:
         app.router.add_get("/version", self._version)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/weight_info", self._weight_info)
+        app.router.add_get("/server_info", self._server_info)
         runner = web.AppRunner(app, shutdown_timeout=0.01)
         await runner.setup()
         await web.UnixSite(runner, str(self.socket)).start()
@@ -130,6 +132,12 @@ class VllmDouble:
 
     async def _weight_info(self, request: web.Request) -> web.Response:
         return web.json_response({"weight_version": self.weights})
+
+    async def _server_info(self, request: web.Request) -> web.Response:
+        if self.device is None:
+            return _refused(404, "Not Found")
+        config = {"device_config": {"device": self.device}, "model_config": {"dtype": "torch.float32"}}
+        return web.json_response({"vllm_config": config})
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         body = await self._body(request)

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.serve.conftest import USER, Site, Start, wait_for
 
+from openclaw_rl.common.logging_metrics import GatewayMetrics
+from openclaw_rl.errors import EngineFull
+from openclaw_rl.serve.versions.version_manager import VersionManager
 from openclaw_rl.store.lineage import policies
+from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME
+from openclaw_rl.testing import ScriptedEngine, always_reply
+from openclaw_rl.types import PolicyRef
 
 ASKS: Mapping[str, Mapping[str, Any]] = {"agent": {"extra_headers": {"X-Agent-Id": "ann"}}, "user": {"user": "ann"}}
 
@@ -88,3 +94,64 @@ def test_a_broken_version_falls_back_to_its_own_parent(start: Start, tmp_path: P
     with site.store.read() as conn:
         assert policies.head(conn, "agent:ann").version == 1, "the head has moved back"
         assert policies.head(conn, "agent:bob").version == 2
+
+
+def test_policies_that_never_pause_do_not_keep_another_waiting(start: Start, tmp_path: Path) -> None:
+    """Two have the two places, and begin each reply before their last one ends; a third one comes all the same."""
+    site = start(settings={"policy.per": "agent"})
+    versions = {name: site.publish(tmp_path / "p", name=f"agent:{name}").version for name in "abc"}
+    engine = ScriptedEngine(always_reply(1), versions=3)
+
+    async def serve_all() -> None:
+        manager = VersionManager(site.store, engine, cap=3, metrics=GatewayMetrics())
+        keeper = asyncio.create_task(manager.run())
+
+        async def begin(name: str) -> int:
+            deadline = asyncio.get_running_loop().time() + 60
+            return await manager.wait_loaded(manager.acquire_current(name), deadline, pinned=False)
+
+        async def never_pause(name: str) -> None:
+            version = await begin(name)
+            while True:
+                following = asyncio.create_task(begin(name))
+                await asyncio.wait({following}, timeout=0.3)  # a reply takes no longer
+                manager.release(version)
+                version = await following
+                await asyncio.sleep(0.01)
+
+        manager.release(await begin(DEFAULT_NAME))
+        busy = [asyncio.create_task(never_pause(f"agent:{name}")) for name in "ab"]
+        while not {versions["a"], versions["b"]} <= engine.held:
+            await asyncio.sleep(0.01)
+        for name in "cab":
+            version = await asyncio.wait_for(begin(f"agent:{name}"), 60)
+            assert version == versions[name]
+            manager.release(version)
+        for task in (*busy, keeper):
+            assert not task.done()
+            task.cancel()
+        await asyncio.wait((*busy, keeper))
+
+    asyncio.run(serve_all())
+
+
+class FullEngine(ScriptedEngine):
+    """Refuses version 2 three times, as if it had no place."""
+
+    refusals = 3
+
+    async def load(self, policies: Sequence[PolicyRef]) -> None:
+        if self.refusals and any(one.version == 2 for one in policies):
+            self.refusals -= 1
+            raise EngineFull("a reply still runs")
+        await super().load(policies)
+
+
+def test_while_the_engine_has_no_place_the_shared_parent_does_not_answer(start: Start, tmp_path: Path) -> None:
+    site = start(settings={"policy.per": "agent"}, engine_kind=FullEngine)
+    for name in ("bob", "ann"):
+        site.publish(tmp_path / "p", name=f"agent:{name}")
+    wait_for(lambda: version_for(site, extra_headers={"X-Agent-Id": "bob"}), lambda v: v == "v1")
+    assert version_for(site, **ASKS["agent"]) == "v2"
+    assert isinstance(site.engine, FullEngine)
+    assert not site.engine.refusals

@@ -15,7 +15,8 @@ from tests.serve.conftest import USER, Site, Start, statuses, wait_for
 
 from openclaw_rl.common.logging_metrics import GatewayMetrics
 from openclaw_rl.errors import SamplingUnsupported
-from openclaw_rl.serve.version_manager import VersionManager, plan_versions
+from openclaw_rl.serve.versions.place_queue import plan_versions
+from openclaw_rl.serve.versions.version_manager import VersionManager
 from openclaw_rl.store import events
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.types import ExchangeStatus, PolicyState

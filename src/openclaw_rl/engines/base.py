@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from openclaw_rl.errors import EngineError, EngineGone
+from openclaw_rl.errors import EngineError, EngineFull, EngineGone
 from openclaw_rl.protocols import Engine
 from openclaw_rl.types import PolicyRef
 
@@ -83,14 +83,14 @@ async def wait_until_ready(
 
 
 def check_capacity(policies: Sequence[PolicyRef], in_use: Iterable[VersionKey], limit: int) -> None:
-    """Raise `EngineError` if the policies and the versions that replies still use are more than `limit`."""
+    """Raise `EngineFull` if the policies and the versions that replies still use are more than `limit`."""
     if len({p.version for p in policies}) != len(policies):
         raise EngineError(f"load received a version twice: {[p.version for p in policies]}")
     named = {(p.version, p.digest) for p in policies}
     draining = set(in_use) - named
     if len(named | draining) > limit:
         still = f" and {sorted(v for v, _ in draining)} still answering" if draining else ""
-        raise EngineError(
+        raise EngineFull(
             f"versions {sorted(p.version for p in policies)} requested{still}; engine.max_loaded_versions is {limit}. "
             "Try again when a reply has ended, or raise engine.max_loaded_versions"
         )

@@ -38,7 +38,7 @@ from openclaw_rl.serve.previous_response import resolve_previous_response
 from openclaw_rl.serve.prompt_builder import BUILD_IN_THREAD_BYTES, BuiltPrompt, PromptBuilder
 from openclaw_rl.serve.prompt_recovery import PromptRecovery
 from openclaw_rl.serve.structured_output import build_grammar, grammar_error
-from openclaw_rl.serve.version_manager import VersionManager
+from openclaw_rl.serve.versions.version_manager import VersionManager
 from openclaw_rl.settings.load import Config, SamplingOverride
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.episodes.episodes import running_episodes

@@ -28,7 +28,7 @@ from openclaw_rl.serve.group_commit import GroupCommitWriter
 from openclaw_rl.serve.prompt_builder import BuiltPrompt, PromptBuilder
 from openclaw_rl.serve.reply_accumulator import ReplyAccumulator
 from openclaw_rl.serve.structured_output import grammar_error
-from openclaw_rl.serve.version_manager import VersionManager
+from openclaw_rl.serve.versions.version_manager import VersionManager
 from openclaw_rl.settings.load import Config
 from openclaw_rl.types import Capture, Chunk, ExchangeStatus, Generation, Request
 

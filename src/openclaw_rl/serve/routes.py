@@ -28,7 +28,7 @@ from openclaw_rl.serve.http_connection import json_response
 from openclaw_rl.serve.http_headers import accepted_hosts, check_host, preflight_response
 from openclaw_rl.serve.request_body import decode_body, discard_body, read_body
 from openclaw_rl.serve.responses_api import StoredResponseHandler
-from openclaw_rl.serve.version_manager import unservable_reason
+from openclaw_rl.serve.versions.version_manager import unservable_reason
 from openclaw_rl.store import heartbeats
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import candidates, policies, retraining

@@ -19,7 +19,7 @@ from openclaw_rl.engines.remote import vllm_launch
 from openclaw_rl.engines.remote.http_client import HttpClient, error_message
 from openclaw_rl.engines.remote.loaded_versions import owner_of
 from openclaw_rl.engines.remote.vllm import VllmEngine
-from openclaw_rl.errors import ConfigError, EngineError, EngineGone, GrammarError
+from openclaw_rl.errors import ConfigError, EngineError, EngineFull, EngineGone, GrammarError
 from openclaw_rl.settings.load import EngineConfig, from_flat
 from openclaw_rl.testing import ScriptedEngine, write_adapter
 from openclaw_rl.types import Chunk, Generation, PolicyRef, Sampling
@@ -191,7 +191,7 @@ def test_the_base_never_runs_beside_adapters_without_one(
         early = engine.generate(call(0, 400))
         await early.__anext__()
         await engine.load([BASE, adapters[1]])
-        with pytest.raises(EngineError, match="still running"):
+        with pytest.raises(EngineFull, match="still running"):
             await engine.load([BASE, adapters[1], adapters[2]])
         await whole(engine, call(0))
         asked = [b["model"] for path, b in vllm_double.requests if path == "/v1/completions"]
@@ -199,6 +199,19 @@ def test_the_base_never_runs_beside_adapters_without_one(
         await early.aclose()  # type: ignore[attr-defined]
         await engine.load([BASE, adapters[1], adapters[2]])
 
+    run(vllm_double, body, max_loaded_versions=3)
+
+
+def test_with_a_gpu_adapters_are_loaded_beside_a_long_reply_on_the_base(
+    vllm_double: VllmDouble, run: Callable[..., None], adapters: dict[int, PolicyRef]
+) -> None:
+    async def body(engine: VllmEngine) -> None:
+        early = engine.generate(call(0, 400))
+        await early.__anext__()
+        await engine.load([BASE, adapters[1], adapters[2]])
+        await early.aclose()  # type: ignore[attr-defined]
+
+    vllm_double.device = "cuda"
     run(vllm_double, body, max_loaded_versions=3)
 
 

@@ -28,7 +28,7 @@ from openclaw_rl.engines.remote.engine import BASE_WEIGHTS, RemoteEngine
 from openclaw_rl.engines.remote.http_client import HEALTH_TIMEOUT, HttpClient, RequestRefused
 from openclaw_rl.engines.remote.loaded_versions import LoadedVersion, adapter_name, full_weights_name, owner_of
 from openclaw_rl.engines.remote.server_process import version_numbers
-from openclaw_rl.errors import EngineError
+from openclaw_rl.errors import EngineError, EngineFull
 from openclaw_rl.settings.load import Config, EngineConfig
 from openclaw_rl.types import Chunk, Generation, Ids, Logprobs, PolicyRef, Sampling
 
@@ -234,8 +234,9 @@ class VllmEngine(RemoteEngine):
                 f"version {ref.version}: this version of vLLM ignores {' and '.join(found)} of {ref.path}; "
                 f"expected {'.'.join(map(str, _PATTERNS_MIN_VERSION))} or newer"
             )
-        if self._version_table.plain_base_replies and len(self._loaded_adapters) >= self.config.max_loaded_versions - 1:
-            raise EngineError(
+        takes_last_slot = len(self._loaded_adapters) >= self.config.max_loaded_versions - 1
+        if takes_last_slot and self._version_table.plain_base_replies and self._device in ("cpu", ""):
+            raise EngineFull(
                 f"version {ref.version} needs the last adapter slot while a reply on the base without an adapter is "
                 "still running. Try again when it has ended"
             )

@@ -8,10 +8,11 @@ from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 
 from openclaw_rl.common.logging_metrics import GatewayMetrics
-from openclaw_rl.errors import EngineError, EngineGone, ModelError, RequestError, StoreError
+from openclaw_rl.errors import EngineError, EngineFull, EngineGone, ModelError, RequestError, StoreError
 from openclaw_rl.protocols import Engine
 from openclaw_rl.serve.chat_request import ReplyFailed
 from openclaw_rl.serve.gate.canary import is_chosen
+from openclaw_rl.serve.versions.place_queue import PlaceQueue, plan_versions
 from openclaw_rl.store import events
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies, policy_marks
@@ -25,34 +26,6 @@ POLL_SECONDS = 0.1  # seconds between reads of the head
 _LOAD_RETRY_SECONDS = 0.25  # seconds until a failed load is retried
 _REFUSED_RETRY_SECONDS = 5.0  # seconds until a version that the engine refused is retried
 _SERVABLE_STATES = frozenset({PolicyState.LIVE, PolicyState.ROLLED_BACK})
-
-
-def plan_versions(
-    *,
-    loaded: frozenset[int],
-    serving: int,
-    head: int,
-    held: Counter[int],
-    idle: list[int],
-    cap: int,
-    others: Sequence[tuple[int, int]] = (),
-) -> list[int]:
-    """Return the versions that the engine should load, at most `cap`.
-
-    Versions in use and the serving version stay. Then come the head, versions that requests wait for, and idle
-    versions, most recently used first. At the cap, the head waits instead of the requests.
-    `others`: (serving version, head) of other policies, most recently used first. They come before idle versions. What
-    a policy serves stays until its head is loaded; at the cap, the policy that was not used for longest leaves.
-    """
-    keep = [v for v in loaded if held[v] > 0 or v == serving]
-    wanted = [head, *(v for v in held if held[v] > 0)]
-    for other_serving, other_head in others:
-        wanted += [other_head] if other_head in loaded or other_serving not in loaded else [other_serving, other_head]
-    wanted += reversed(idle)
-    for version in wanted:
-        if version not in keep and len(keep) < cap:
-            keep.append(version)
-    return sorted(keep)
 
 
 def unservable_reason(policy: Policy | None, *, for_gate: bool = False) -> str | None:
@@ -75,6 +48,7 @@ class VersionManager:
         self._loaded: frozenset[int] = frozenset()
         self._in_use: Counter[int] = Counter()  # number of replies that run on a version or wait for it
         self._idle: OrderedDict[int, None] = OrderedDict()  # loaded but unused; most recently used last
+        self._places = PlaceQueue()
         self._refusals: dict[int, tuple[str, float]] = {}  # versions the engine refused: (reason, loop time of a retry)
         self._candidates: set[int] = set()  # versions that were candidates when they were last read
         self._out_of_sync = True  # whether the engine's loaded versions may differ from `_loaded`
@@ -156,8 +130,8 @@ class VersionManager:
             del self._in_use[version]
             self._idle[version] = None
             self._idle.move_to_end(version)
-            if self.head != self.serving:
-                self._wake_event.set()
+        if self.head != self.serving or not self._places.is_empty:
+            self._wake_event.set()
 
     async def wait_loaded(self, version: int, deadline: float, *, pinned: bool) -> int:
         """Wait until the engine has loaded `version`, and return the version to use.
@@ -165,7 +139,7 @@ class VersionManager:
         If the engine cannot load `version` and the client did not pin it, `version` is released, and its nearest
         ancestor that can be loaded is acquired and returned. Raises `ReplyFailed` (503) at `deadline` (loop time).
         """
-        while version not in self._loaded:
+        while not self.is_loaded(version):
             if version in self._refusals:
                 if pinned:
                     why = self._refusals[version][0]
@@ -177,20 +151,29 @@ class VersionManager:
                     version = ancestor
                     self._wake_event.set()
                     continue
-            try:
-                async with asyncio.timeout_at(deadline):
-                    await self._changed_event.wait()
-            except TimeoutError:
-                raise ReplyFailed(
-                    f"the engine does not answer ({self.problem or f'version {version} is not loaded yet'}). "
-                    "Try again in a moment; `openclaw-rl status` shows the engine.",
-                    status=503,
-                    code="engine_unavailable",
-                ) from None
+            with self._places.wait_for(version, asyncio.get_running_loop().time()):
+                await self._wait_change(version, deadline)
         return version
 
+    async def _wait_change(self, version: int, deadline: float) -> None:
+        """Wait until `version` takes requests or was refused."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                while True:
+                    await self._changed_event.wait()
+                    if self.is_loaded(version) or version in self._refusals:
+                        return
+        except TimeoutError:
+            raise ReplyFailed(
+                f"the engine does not answer ({self.problem or f'version {version} is not loaded yet'}). "
+                "Try again in a moment; `openclaw-rl status` shows the engine.",
+                status=503,
+                code="engine_unavailable",
+            ) from None
+
     def is_loaded(self, version: int) -> bool:
-        return version in self._loaded
+        """Return whether a version is loaded and takes new requests."""
+        return version in self._loaded and version not in self._places.leaving
 
     def mark_lost(self, why: str = "the engine was restarted") -> None:
         """Record that the engine is gone or was restarted, so that all versions are loaded again."""
@@ -273,11 +256,16 @@ class VersionManager:
             for name, serving in reversed(list(self._recent.items()))
         ]
         canaries = [canary.version for canary in self._canaries.values() if canary.version not in self._refusals]
+        held = Counter({v: n for v, n in self._in_use.items() if v not in self._refusals})
+        keep = {self.serving, target}
+        if self._places.choose_leaving(held, loaded=self._loaded, keep=keep, cap=self._max_loaded, now=now):
+            self._notify_waiters()
         wanted = plan_versions(
             loaded=self._loaded,
             serving=self.serving,
             head=target,
-            held=Counter({v: n for v, n in self._in_use.items() if v not in self._refusals}),
+            held=self._places.in_order(held),
+            drained=self._places.drained(held),
             idle=[v for v in self._idle if v in self._policies and v not in self._refusals],
             cap=self._max_loaded,
             others=[*zip(canaries, canaries, strict=True), *others],
@@ -342,6 +330,9 @@ class VersionManager:
             return str(error)
 
     def _record_refusal(self, version: int, error: EngineError) -> None:
+        if isinstance(error, EngineFull):  # it has a place when a reply has ended
+            log.debug("version %d waits: %s", version, error)
+            return
         if version not in self._refusals:
             log.warning("version %d is not loaded: %s", version, error)
         self._sound.discard(version)

@@ -1,0 +1,1 @@
+"""Which version answers a request, and which versions the engine holds."""
