@@ -8,6 +8,7 @@ import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import yaml
 
 from openclaw_rl.common.assets import ASSETS
 from openclaw_rl.common.linear_regex import LinearPattern, PatternError
-from openclaw_rl.common.rules.stated_scope import ScopePatterns, StatedScope
+from openclaw_rl.common.rules.stated_scope import MAX_STATED_SCOPES, ScopePatterns, StatedScope
 from openclaw_rl.errors import ConfigError
 
 _ROLES_OF_SPEAKER: Mapping[str, tuple[str, ...]] = {
@@ -120,8 +121,11 @@ class RuleFile:
         return [rule for rule in self.rules if rule.matches_any(readable, reply)] if readable else []
 
     def stated_scopes(self, text: str) -> Iterator[tuple[str, str, StatedScope]]:
-        """Yield each scope that a user's text states: its sentence, the sentence without it, and the scope."""
-        if _is_found(self.when, self.unless, text):
+        """Return the first scopes that a user's text states: (its sentence, the sentence without it, the scope)."""
+        return islice(self._scopes_by_sentence(text), MAX_STATED_SCOPES)
+
+    def _scopes_by_sentence(self, text: str) -> Iterator[tuple[str, str, StatedScope]]:
+        if self.scopes.is_found_in(text) and _is_found(self.when, self.unless, text):
             for sentence in _SENTENCE_ENDS.split(text):
                 for rest, scope in self.scopes.scopes_in(sentence):
                     yield sentence, rest, scope
