@@ -1,4 +1,4 @@
-"""Adversarial messages: how long rules, side patterns, linking and the parser of judge answers take for each.
+"""Adversarial messages: how long rules, wishes, side patterns, linking and the parser of judge answers take for each.
 
 The messages are made of the words of the shipped patterns: repeated, mixed at random, and cut off where a repetition
 has begun. A pattern that backtracks takes minutes for some of them. Times are CPU times of one thread.
@@ -25,6 +25,8 @@ from openclaw_rl.collect.link import link_request
 from openclaw_rl.collect.traffic import TrafficClassifier
 from openclaw_rl.common import client_patterns, message_hash
 from openclaw_rl.common.assets import ASSETS
+from openclaw_rl.common.client_patterns import head_and_tail
+from openclaw_rl.common.rules.lesson_topics import MAX_WISH_CHARS, HintTopics
 from openclaw_rl.judge.rules import RulesJudge
 from openclaw_rl.judge.vote_parser import parse_vote
 from openclaw_rl.settings.load import CollectConfig, ServeConfig
@@ -52,6 +54,9 @@ def pattern_sources() -> list[str]:
         patterns += [
             entry[key] for entry in (language, *language["rules"]) for key in ("when", "unless") if key in entry
         ]
+        wishes = language.get("wishes", {})
+        patterns += [wishes["asked"], *wishes["topics"].values()] if wishes else []
+        patterns += language.get("scopes", {}).values()
         for pattern in patterns:
             found += pattern if isinstance(pattern, list) else [pattern]
     return [
@@ -92,12 +97,20 @@ class Readers:
     def __init__(self, store: Store) -> None:
         collect = CollectConfig()
         self._store, self._rules = store, RulesJudge.load()
+        self._topics = HintTopics(self._rules.files)
         self._sides = TrafficClassifier(collect.side_patterns, collect.client_prompt_patterns)
         self._is_ephemeral = message_hash.EphemeralMatcher(ServeConfig().ephemeral_patterns)
 
     def measure(self, text: str) -> dict[str, float]:
         """Return the CPU time of each reader, in milliseconds."""
-        readers = {"rules": self._judge, "side patterns": self._classify, "linking": self._link, "vote": parse_vote}
+        readers = {
+            "rules": self._judge,
+            "wishes": self._read_wishes,
+            "scopes": self._find_scope,
+            "side patterns": self._classify,
+            "linking": self._link,
+            "vote": parse_vote,
+        }
         out = {}
         for name, read in readers.items():
             begun = time.thread_time()
@@ -110,6 +123,14 @@ class Readers:
         said = tuple({"role": role, "content": text} for role in ("user", "tool"))
         reaction = Reaction(turn="t", revision=1, messages=said, source="s", how="exact", at=1.0)
         asyncio.run(self._rules.judge(JudgeInput(turn="t", messages=(), reply={}, reaction=reaction)))
+
+    def _read_wishes(self, text: str) -> None:
+        """Read what the newest message of a prompt asks for, as the gateway does for each reply."""
+        self._topics.read_wishes({"role": "user", "content": text}, text)
+
+    def _find_scope(self, text: str) -> None:
+        """Search for what limits a wish, as the judge does for each lesson."""
+        self._topics.find_scope([head_and_tail(text, MAX_WISH_CHARS)], "Keep answers short.")
 
     def _classify(self, text: str) -> None:
         for role in ("user", "system"):

@@ -62,6 +62,15 @@ class LinearPattern:
         found = self._compiled.search(_encode(text))
         return None if found is None else found.group().decode()
 
+    def partition(self, text: str) -> tuple[str, str, str] | None:
+        """Return what stands before the first part that the expression matches, this part, and the rest; or None."""
+        encoded = _encode(text)
+        found = self._compiled.search(encoded)
+        if found is None:
+            return None
+        start, end = found.span()
+        return encoded[:start].decode(), encoded[start:end].decode(), encoded[end:].decode()
+
 
 def _encode(text: str) -> bytes:
     return text.encode("utf-8", "replace")

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.cpu_time import bounded_cpu_time
 
-from openclaw_rl.common.rules.lesson_topics import HintTopics
+from openclaw_rl.common.rules.lesson_topics import MAX_WISH_CHARS, HintTopics
 from openclaw_rl.common.rules.rule_files import load_rule_files, rules_path
 from openclaw_rl.common.rules.stated_scope import names_subject, normalise_subject
 from openclaw_rl.errors import ConfigError
@@ -51,6 +52,9 @@ def test_a_wish_for_this_conversation(text: str) -> None:
         ("When I ask about money, shorter please.", "money"),
         ("Shorter, please, when I ask about Python code.", "Python code"),
         ("Shorter, please, for questions about capitals.", "capitals"),
+        ("When I ask about number theory, be more concise.", "number theory"),
+        ("When I ask about users, make it shorter.", "users"),
+        ("When I ask about makers make it shorter.", "makers"),
         ("Kürzer, bitte, wenn ich nach Python frage.", "Python"),
         ("Wenn es um Geld geht, bitte kürzer.", "Geld"),
         ("Plus court, s'il te plaît, quand je parle de musique.", "musique"),
@@ -83,6 +87,21 @@ def test_each_wish_has_its_own_limit() -> None:
     assert set(scopes) == {SHORT, "tone/formal"}
     assert scopes[SHORT] is not None
     assert scopes["tone/formal"] is None
+
+
+def test_words_of_a_scope_within_other_words_stay() -> None:
+    said = "The weather for nowadays: shorter for now, please."
+    assert FILES[1].scopes.without_scopes(said) == "The weather for nowadays: shorter , please."
+
+
+@pytest.mark.parametrize("unit", ["的。问到x的时候。", "When I ask about x. ", "a.", "暂时。", "for now.a."])
+def test_a_long_message_is_searched_within_a_tenth_of_a_second(unit: str) -> None:
+    text = (unit * 65_000)[: MAX_WISH_CHARS // 2]
+    message = {"role": "user", "content": text * 8}
+    with bounded_cpu_time(0.1):
+        TOPICS.read_wishes(message, "a reply")
+    with bounded_cpu_time(0.1):
+        TOPICS.find_scope([text, text], "Keep answers short.")
 
 
 @given(st.text(max_size=300))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import re
 import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -121,12 +121,14 @@ class RuleFile:
         return [rule for rule in self.rules if rule.matches_any(readable, reply)] if readable else []
 
     def stated_scopes(self, text: str) -> Iterator[tuple[str, str, StatedScope]]:
-        """Yield the first scopes that a user's text states: the sentence, the sentence without it, and the scope."""
-        if self.scopes.take_scope(text)[1] is None or not _is_found(self.when, self.unless, text):
-            return
-        sentences = _SENTENCE_ENDS.split(text)
-        found = ((each, *scope) for each in sentences for scope in self.scopes.scopes_in(each))
-        yield from itertools.islice(found, MAX_STATED_SCOPES)
+        """Return the first scopes that a user's text states: (its sentence, the sentence without it, the scope)."""
+        return islice(self._scopes_by_sentence(text), MAX_STATED_SCOPES)
+
+    def _scopes_by_sentence(self, text: str) -> Iterator[tuple[str, str, StatedScope]]:
+        if self.scopes.is_found_in(text) and _is_found(self.when, self.unless, text):
+            for sentence in _SENTENCE_ENDS.split(text):
+                for rest, scope in self.scopes.scopes_in(sentence):
+                    yield sentence, rest, scope
 
     def wished_topics(self, text: str) -> set[str]:
         """Return the topics that a message asks for in its own reply."""

@@ -34,19 +34,23 @@ class ScopePatterns:
 
     def take_scope(self, text: str) -> tuple[str, StatedScope | None]:
         """Return the text without the first words that state a scope, and the scope; None if nothing states one."""
-        found = self.session.find(text) if self.session is not None else None
-        if found and found in text:
-            return _without(text, found), StatedScope()
-        found = self.before.find(text) if self.before is not None else None
-        if not found or found not in text:
+        parts = self.session.partition(text) if self.session is not None else None
+        if parts is not None and parts[1]:
+            return _join_around(parts[0], parts[2]), StatedScope()
+        parts = self.before.partition(text) if self.before is not None else None
+        if parts is None or not parts[1]:
             return text, None
-        rest = text[text.index(found) + len(found) :]
-        ends = (pattern.find(rest) for pattern in (_SUBJECT_ENDS, self.after) if pattern is not None)
-        at = min((rest.find(end) for end in ends if end and end in rest), default=len(rest))
+        before, _, rest = parts
+        ends = (pattern.partition(rest) for pattern in (_SUBJECT_ENDS, self.after) if pattern is not None)
+        at = min((len(end[0]) for end in ends if end is not None and end[1]), default=len(rest))
         subject = " ".join(rest[:at].split())
         if not 0 < len(subject) <= MAX_SUBJECT_CHARS or len(subject.split()) > MAX_SUBJECT_WORDS:
             return text, None
-        return _without(text, found + rest[:at]), StatedScope(subject=subject)
+        return _join_around(before, rest[at:]), StatedScope(subject=subject)
+
+    def is_found_in(self, text: str) -> bool:
+        """Return whether the text may state a scope."""
+        return any(pattern is not None and pattern.matches(text) for pattern in (self.session, self.before))
 
     def scopes_in(self, text: str) -> Iterator[tuple[str, StatedScope]]:
         """Yield each scope of the text, with what the text says without it and those before."""
@@ -63,8 +67,7 @@ class ScopePatterns:
         return text
 
 
-def _without(text: str, words: str) -> str:
-    before, _, after = text.partition(words)
+def _join_around(before: str, after: str) -> str:
     return f"{before.rstrip()} {after.lstrip()}".strip()
 
 

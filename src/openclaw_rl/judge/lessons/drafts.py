@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import islice
 
 from openclaw_rl.common.client_patterns import head_and_tail
 from openclaw_rl.common.message_hash import message_text, normalise_text
@@ -16,6 +17,10 @@ from openclaw_rl.judge.voting import distinct_hints
 from openclaw_rl.store.lessons.lessons import MAX_LESSON_CHARS
 from openclaw_rl.types import Reaction, Verdict
 
+MAX_READ_HINTS = 8
+"""Newest hints of a verdict that become lessons, and newest pieces of feedback in which their limits are searched."""
+MAX_READ_SENTENCES = 64
+"""A correction of more sentences is a text, in which no fact is searched beside a wish."""
 _ANSWER_SUBJECT = "answer"
 _SENTENCES = re.compile(r"[^.!?。！？\n]+[.!?。！？]*")
 
@@ -53,9 +58,9 @@ def draft_lessons(verdict: Verdict, reaction: Reaction | None, topics: HintTopic
     by_judge = {normalise_lesson(vote.hint) for vote in verdict.votes if vote.hint} - corrections
     said = list(_said_by_person(reaction)) if reaction is not None else []
     drafts: list[LessonDraft] = []
-    for hint in verdict.hints:
+    for hint in verdict.hints[-MAX_READ_HINTS:]:
         is_correction = normalise_lesson(hint) in corrections
-        rule = topics.find_rule(hint, as_reaction=is_correction)
+        rule = topics.find_rule(head_and_tail(hint, MAX_WISH_CHARS), as_reaction=is_correction)
         if rule is not None and rule.hint:
             drafts.append(_wish_draft(rule.hint, rule, topics.find_scope(said, rule.hint)))
             drafts += _rest_of_correction(hint, topics) if is_correction else []
@@ -71,7 +76,7 @@ def _said_by_person(reaction: Reaction) -> Iterator[str]:
     for message in reaction.messages:
         if message.get("role") == "user":
             yield head_and_tail(normalise_text(message_text(message)), MAX_WISH_CHARS)
-    for given in reaction.feedback:
+    for given in sorted(reaction.feedback, key=lambda f: f.given_at)[-MAX_READ_HINTS:]:
         for text in filter(None, (given.comment, given.correction)):
             yield head_and_tail(normalise_text(text), MAX_WISH_CHARS)
 
@@ -86,7 +91,10 @@ def _wish_draft(text: str, rule: Rule | None, scope: StatedScope | None) -> Less
 
 def _rest_of_correction(correction: str, topics: HintTopics) -> Iterator[LessonDraft]:
     """Yield a draft about the answer of the sentences that no rule reads: "Shorter, please. It is Canberra."."""
-    sentences = [sentence.strip() for sentence in _SENTENCES.findall(correction)]
+    found = (sentence[0].strip() for sentence in _SENTENCES.finditer(correction))
+    sentences = list(islice(found, MAX_READ_SENTENCES + 1))
+    if len(sentences) > MAX_READ_SENTENCES or len(correction) > MAX_WISH_CHARS:
+        return
     rest = [sentence for sentence in sentences if sentence and topics.find_rule(sentence, as_reaction=True) is None]
     if rest and len(rest) < len(sentences):
         yield answer_draft(" ".join(rest))

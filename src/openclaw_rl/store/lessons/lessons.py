@@ -7,11 +7,13 @@ divergence between the two prompts when the weights have learned them. `policy` 
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from typing import Any
 
 from sqlalchemy import (
@@ -36,12 +38,15 @@ from openclaw_rl.store.lessons.scopes import (
     LessonScope,
     PromptContext,
     in_scope,
+    is_readable_scope,
     scope_owner,
     scope_rank,
 )
 from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME
 from openclaw_rl.store.rows import from_row, to_row
 from openclaw_rl.types import Kind
+
+log = logging.getLogger("openclaw_rl.store")
 
 SUPERSEDED_EVENT = "lesson.superseded"
 """Event: a lesson that was in force is so no longer, because of another one."""
@@ -356,16 +361,26 @@ def _lesson_in_force(conn: Connection, id: str) -> Lesson | None:
 def _lessons(
     conn: Connection, query: Select[tuple[object, ...]], values: Mapping[str, str] | None = None
 ) -> list[Lesson]:
-    return [
-        from_row(
-            Lesson,
-            row,
-            scope_kind=LessonScope(row.scope_kind),
-            state=LessonState(row.state),
-            is_pinned=bool(row.is_pinned),
-        )
-        for row in conn.execute(query, values)
-    ]
+    """Return the lessons of a query. A row that cannot be read is left out: else no prompt of its policy is built."""
+    found = (_read_lesson(row) for row in conn.execute(query, values))
+    return [lesson for lesson in found if lesson is not None]
+
+
+def _read_lesson(row: Any) -> Lesson | None:
+    texts = (row.policy, row.key, row.text, row.topic)
+    numbers = (row.weight, row.made_at, row.reinforced_at, row.divergence or 0.0)
+    readable = all(isinstance(text, str) for text in texts) and all(isinstance(number, float) for number in numbers)
+    if not readable or row.state not in tuple(LessonState) or not is_readable_scope(row.scope_kind, row.scope_value):
+        _report_damage(row.id)
+        return None
+    kind, state = LessonScope(row.scope_kind), LessonState(row.state)
+    return from_row(Lesson, row, scope_kind=kind, state=state, is_pinned=bool(row.is_pinned))
+
+
+@cache
+def _report_damage(id: str) -> None:
+    """Log the damage of a lesson once, and not for each prompt."""
+    log.warning("lesson %s is left out: its row in the store is damaged", id)
 
 
 def _update(conn: Connection, id: str, **values: object) -> None:

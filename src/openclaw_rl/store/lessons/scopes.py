@@ -147,6 +147,20 @@ def subject_scope(agent: str, user: str, subject: str) -> str:
     return json.dumps([agent, user, normalise_subject(subject)], ensure_ascii=False)
 
 
+def is_readable_scope(kind: str, value: str) -> bool:
+    """Return whether a stored scope has the form that `user_scope` and `subject_scope` write."""
+    if not isinstance(value, str) or kind not in tuple(LessonScope):
+        return False
+    if kind not in (LessonScope.USER, LessonScope.SUBJECT):
+        return True
+    try:
+        parts = json.loads(value)
+    except (ValueError, RecursionError):
+        return False
+    length = 2 if kind == LessonScope.USER else 3
+    return isinstance(parts, list) and len(parts) == length and all(isinstance(part, str) for part in parts)
+
+
 def scope_owner(kind: str, value: str) -> tuple[str, str]:
     """Return the (agent, user) of a scope, "" for any user; of a session and of a question, two empty names."""
     if kind in (LessonScope.USER, LessonScope.SUBJECT):

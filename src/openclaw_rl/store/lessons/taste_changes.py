@@ -11,7 +11,7 @@ from sqlalchemy import CTE, Connection, Select, func, select
 
 from openclaw_rl.store import schema as t
 from openclaw_rl.store.lessons.lessons import SUPERSEDED_EVENT
-from openclaw_rl.store.lessons.scopes import PRACTISED_SCOPES, scope_owner
+from openclaw_rl.store.lessons.scopes import PRACTISED_SCOPES, is_readable_scope, scope_owner
 from openclaw_rl.types import Exchange
 
 _lesson, _evidence = t.lessons.c, t.lesson_turns.c
@@ -54,7 +54,7 @@ def _ends_of_lessons(conn: Connection) -> Iterator[tuple[_Owner, int]]:
     last_change = changes.group_by(event.ref).subquery()
     ended = _evidence_of_lessons(func.max(t.turns.c.seq)).join(last_change, last_change.c.ref == _lesson.id)
     ended = ended.where(_lesson.superseded_by.is_not(None), _evidence.at <= last_change.c.at)
-    for row in conn.execute(ended.group_by(_lesson.id).having(func.count() > 1)):
+    for row in _readable_rows(conn, ended.group_by(_lesson.id).having(func.count() > 1)):
         yield _owner_of(row), row.seq
 
 
@@ -66,7 +66,7 @@ def _beginnings_of_lessons(conn: Connection, version: int, line: CTE) -> Iterato
     for lesson, policy in conn.execute(by_line):
         policies_of.setdefault(lesson, set()).add(policy)
     words = _evidence_of_lessons(t.turns.c.seq).where(_lesson.id.in_(list(policies_of)))
-    for id_, rows in groupby(conn.execute(words.order_by(_lesson.id, t.turns.c.seq)), key=lambda row: row.id):
+    for id_, rows in groupby(_readable_rows(conn, words.order_by(_lesson.id, t.turns.c.seq)), key=lambda row: row.id):
         first, *later = rows
         if later and first.superseded_by is None:
             yield _owner_of(later[0]), later[0].seq
@@ -80,6 +80,10 @@ def _evidence_of_lessons(seq: Any) -> Select[Any]:
     query = select(*columns, seq.label("seq")).join(t.lesson_turns, _evidence.lesson == _lesson.id)
     query = query.join(t.turns, t.turns.c.id == _evidence.turn)
     return query.where(_lesson.scope_kind.in_([scope.value for scope in PRACTISED_SCOPES]))
+
+
+def _readable_rows(conn: Connection, query: Select[Any]) -> Iterator[Any]:
+    return (row for row in conn.execute(query) if is_readable_scope(row.scope_kind, row.scope_value))
 
 
 def _owner_of(row: Any) -> _Owner:

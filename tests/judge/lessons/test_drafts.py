@@ -1,0 +1,40 @@
+"""Drafts of lessons from long and from many corrections: the store is locked meanwhile, so they take no time."""
+
+from __future__ import annotations
+
+import pytest
+from tests.cpu_time import bounded_cpu_time
+
+from openclaw_rl.common.rules.lesson_topics import HintTopics
+from openclaw_rl.judge.lessons.drafts import MAX_READ_HINTS, LessonDraft, draft_lessons
+from openclaw_rl.judge.rules import RulesJudge
+from openclaw_rl.types import Feedback, Reaction, Verdict
+
+TOPICS = HintTopics(RulesJudge.load().files)
+SHORT = "length/short"
+
+
+def drafts_of(*corrections: str) -> list[LessonDraft]:
+    given = tuple(
+        Feedback(id=f"f{n}", scope="key", target="t", score=-1, correction=text, given_at=float(n))
+        for n, text in enumerate(corrections)
+    )
+    reaction = Reaction(turn="t", revision=1, messages=(), feedback=given, source="feedback", how="explicit", at=1.0)
+    verdict = Verdict(turn="t", revision=1, judge="explicit", score=-1, hints=corrections, explicit=True, at=1.0)
+    return draft_lessons(verdict, reaction, TOPICS)
+
+
+@pytest.mark.parametrize("rest", ["a. " * 20_000, "When I ask about x. " * 3_000, "x " * 30_000, ". " * 30_000])
+def test_a_long_correction_is_read_within_a_tenth_of_a_second(rest: str) -> None:
+    with bounded_cpu_time(0.1):
+        (draft,) = drafts_of(f"Shorter, please. {rest}")
+    assert draft.topic == SHORT
+
+
+def test_of_a_thousand_corrections_the_newest_become_lessons() -> None:
+    corrections = [f"Shorter, please. It is {n}." for n in range(1_000)]
+    with bounded_cpu_time(0.1):
+        drafts = drafts_of(*corrections)
+    assert [draft.text for draft in drafts if draft.topic != SHORT] == [
+        f"It is {n}." for n in range(1_000 - MAX_READ_HINTS, 1_000)
+    ]
