@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from tests.train.conftest import put
 
+from openclaw_rl.cli.main import cli
 from openclaw_rl.gates.candidate_gate import CandidateGate
 from openclaw_rl.methods.types import Sample
 from openclaw_rl.settings.load import from_flat, train_settings
@@ -152,6 +154,29 @@ def test_a_canary_answers_a_share_before_it_becomes_the_head(
         assert decided.reason is not None
         assert decided.reason.startswith("canary: people were satisfied with 0 of its 32")
         assert not Path(str(canary.path)).exists()
+
+
+@pytest.mark.parametrize("how", ["promoted by hand", "rolled back from its parent"])
+def test_a_head_that_is_moved_by_hand_ends_the_canary(
+    store: Store, make_loop: MakeLoop, fill: Fill, how: str, tmp_path: Path
+) -> None:
+    """Without it, the version would go on answering its share, also after it was rolled back itself."""
+    fill(store, 4, request={"version": 0})
+    settle(make_loop())
+    fill(store, 4, request={"version": 1})
+    settle(make_loop(canary=0.5))
+    with store.read() as conn:
+        mark = policy_marks.find_canary(conn, "default")
+    assert mark is not None
+    assert (mark.version, head_of(store)) == (2, 1)
+    words = ["policies", "promote", "2"] if how == "promoted by hand" else ["rollback", "0"]
+    done = CliRunner().invoke(cli, [*words, "--yes", "--home", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    assert head_of(store) == (2 if how == "promoted by hand" else 0)
+    with store.read() as conn:
+        assert policy_marks.all_canaries(conn) == {}
+    settle(make_loop(canary=0.5))
+    assert all_versions(store)[2].state is (PolicyState.LIVE if how == "promoted by hand" else PolicyState.REJECTED)
 
 
 CHILD = """

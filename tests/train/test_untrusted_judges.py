@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tests.train.test_undo import Home, home  # noqa: F401  the second is a fixture
 from tests.train.test_worker import Fill, MakeLoop, clock, make_loop, uses_of  # noqa: F401  two are fixtures
 
 from openclaw_rl.store import exchanges, reactions, turns
@@ -46,3 +47,32 @@ def test_explicit_scores_train_and_other_verdicts_of_the_judge_do_not(
         assert version_stats.update_untrusted_judges(conn, -1.0) == ({"test"}, set())
     assert loop.run_once(), "the verdicts are kept, and are trained on once the judge is trusted"
     assert {use.turn for use in uses_of(store, len(versions))} & set(unscored)
+
+
+def correct_outright(store: Store, turn: str, correction: str) -> None:
+    """A person corrects a judged turn, and the judge worker stores the judge's verdict with the correction as hint."""
+    with store.write(durable=False) as conn:
+        given = Feedback(id=f"{turn}-c", scope="key", target=turn, correction=correction, given_at=1.0)
+        exchanges.add_feedback(conn, [given])
+        assert reactions.record_pending_feedback(conn, turn, 1.0)
+        judged = turns.current_verdict(conn, turn)
+        assert judged is not None
+        assert turns.add_verdict(conn, replace(judged, revision=2, hints=(correction,)))
+
+
+def test_an_undo_trains_the_rest_again_without_the_hints_of_the_judge(home: Home, fill: Fill) -> None:  # noqa: F811
+    """Its verdicts have been trained on before people contradicted it. A person's correction is trained on again."""
+    home.learn(3, hints=("Keep answers short.",))
+    corrected = home.learned[3][1]
+    correct_outright(home.store, corrected, "Say that it is in Paris.")
+    for n, turn in enumerate(fill(home.store, 20)):
+        score_outright(home.store, turn, 1 if n % 2 else -1)
+    with home.store.write() as conn:
+        assert version_stats.update_untrusted_judges(conn, 0.0) == (set(), {"test"})
+    seen: list[tuple[str, int]] = []
+    home.trainer.during = lambda samples: seen.extend((s.turn, len(s.hinted_prompts)) for s in samples)
+    assert home.undo("--yes", "--turn", home.learned[1][0]).exit_code == 0
+    while home.left():
+        home.loop.run_once()
+    assert seen == [(corrected, 1)]
+    assert home.batches() == [[corrected]]

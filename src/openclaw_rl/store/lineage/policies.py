@@ -220,9 +220,11 @@ def _leave_versions(
 ) -> None:
     """Move the head from `old` to `to`, and mark the versions that are on no lineage any more as rolled back.
 
-    The weights of `to` do not follow the lessons that were learned by those versions.
+    The weights of `to` do not follow the lessons that were learned by those versions. A canary of the policy ends: it
+    was compared with `old`.
     """
     move_head(conn, name, to)
+    policy_marks.end_canary(conn, name)
     others = {version for current in set(read_heads(conn).values()) for version in lineage(conn, current)}
     gone = [version for version in left if version not in others]
     conn.execute(_mark_rolled_back, {"versions": gone, "why": reason})

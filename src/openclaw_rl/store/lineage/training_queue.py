@@ -213,10 +213,13 @@ def _has_trusted_signal(untrusted: Collection[str], need_hint: bool) -> ColumnEl
     """Condition: another judge or the person gave the current verdict, or its hint is the person's correction."""
     judge = select(t.verdicts.c.judge).where(t.verdicts.c.turn == t.turns.c.id).order_by(*turns.VERDICT_PRECEDENCE)
     is_trusted = judge.limit(1).correlate(t.turns).scalar_subquery().not_in(untrusted)
-    given = t.feedback.c.correction.is_not(None), t.feedback.c.revision.is_not(None)
-    corrected = select(t.feedback.c.seq).where(t.feedback.c.target == t.turns.c.id, *given).exists()
+    corrected = _corrected_turns().where(t.feedback.c.target == t.turns.c.id).exists()
     has_hint = t.turns.c.signal >= turns.HINT_SIGNAL
     return or_(is_trusted, and_(has_hint, corrected)) if need_hint else is_trusted
+
+
+def _corrected_turns() -> Select[tuple[str]]:
+    return select(t.feedback.c.target).where(t.feedback.c.correction.is_not(None), t.feedback.c.revision.is_not(None))
 
 
 def _used_off_lineage(line: CTE) -> ColumnElement[bool]:
@@ -261,7 +264,10 @@ def _load_by_age(conn: Connection, queries: list[Select[tuple[int, str]]], limit
 
 
 def load_judged_turns(conn: Connection, ids: list[str]) -> list[JudgedTurn]:
-    """Return the turns, oldest first. Raises `DamagedRow`."""
+    """Return the turns, oldest first. Raises `DamagedRow`.
+
+    A verdict of a judge that is not trusted is without its score, and without its hints unless the person gave them.
+    """
     found = exchanges.get_many(conn, ids)
     rows = conn.execute(select(t.turns).where(t.turns.c.id.in_(ids)).order_by(t.turns.c.seq))
     untrusted = untrusted_judges(conn)
@@ -276,6 +282,7 @@ def _judged_turn(
     if verdict is None:
         raise DamagedRow(row.id, "it is judged and has no verdict")
     if verdict.judge in untrusted:
-        verdict = replace(verdict, score=None)
+        is_corrected = conn.execute(_corrected_turns().where(t.feedback.c.target == row.id).limit(1)).first()
+        verdict = replace(verdict, score=None, hints=verdict.hints if is_corrected else ())
     turn = turn_from_row(row)
     return JudgedTurn(exchange=exchange, turn=turn, verdict=verdict, earlier_uses=row.uses, episode=episode)
