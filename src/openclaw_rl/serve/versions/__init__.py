@@ -1,1 +1,1 @@
-"""Which version answers a request, and which versions the engine holds."""
+"""The version that answers a request, and the versions that the engine holds."""
