@@ -1,1 +1,1 @@
-"""Which version answers a request, and which versions the engine holds."""
+"""Choice of the version that answers a request, and of the versions that the engine holds."""

@@ -1,4 +1,4 @@
-"""Which versions get a place on an engine that cannot hold all: the plan, and the order in which requests wait."""
+"""Assign places on an engine that cannot hold all versions: the plan, and the order in which requests wait."""
 
 from __future__ import annotations
 
