@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openclaw_rl.judge.vote_parser import HINT_CHARS, parse_vote
+from openclaw_rl.judge.vote_parser import HINT_CHARS, parse_lesson, parse_vote
 
 
 @pytest.mark.parametrize(
@@ -82,3 +82,12 @@ def test_no_text_makes_it_fall_over_or_invent_a_score(before: str, value: Any, a
     assert (vote.score is None) == (vote.error is not None)
     for words in (vote.hint or "", vote.reason, vote.error or ""):
         words.encode()  # raises for half a surrogate pair
+
+
+@pytest.mark.parametrize(
+    ("subject", "read"),
+    [("money\ud83d", "money?"), ("a\n b", "a b"), ('"money"', "money"), ("null", ""), (3, "")],
+)
+def test_the_subject_of_a_lesson_can_be_stored(subject: object, read: str) -> None:
+    answer = json.dumps({"lesson": "Be brief.", "scope": "subject", "subject": subject})
+    assert parse_lesson(answer)["subject"] == read

@@ -74,11 +74,11 @@ def parse_lesson(text: str) -> dict[str, Any]:
     words = _clean_hint(answer["lesson"]) if isinstance(answer["lesson"], str) else None
     if words is not None and _CONTROL_TOKEN.search(words):
         raise JudgeError("expected a plain-text lesson; got one with control tokens of a chat template")
-    numbers = answer.get("contradicts")
+    numbers, subject = answer.get("contradicts"), answer.get("subject")
     return {
         "lesson": words or "",
         "scope": answer.get("scope"),
-        "subject": answer["subject"][:MAX_SUBJECT_CHARS] if isinstance(answer.get("subject"), str) else "",
+        "subject": (_clean_hint(subject) or "")[:MAX_SUBJECT_CHARS] if isinstance(subject, str) else "",
         "same": answer.get("same") if type(answer.get("same")) is int else None,  # a bool is no number
         "contradicts": [n for n in numbers if type(n) is int] if isinstance(numbers, list) else [],
     }

@@ -38,3 +38,8 @@ def test_of_a_thousand_corrections_the_newest_become_lessons() -> None:
     assert [draft.text for draft in drafts if draft.topic != SHORT] == [
         f"It is {n}." for n in range(1_000 - MAX_READ_HINTS, 1_000)
     ]
+
+
+@pytest.mark.parametrize("fact", ["It is 3.5 percent.", "The site is example.com, not example.org.", "Wait?! No: 7."])
+def test_a_fact_beside_a_wish_keeps_its_words(fact: str) -> None:
+    assert [draft.text for draft in drafts_of(f"Shorter, please. {fact}")] == ["Keep answers short.", fact]

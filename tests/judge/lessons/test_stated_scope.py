@@ -54,6 +54,8 @@ def test_a_wish_for_this_conversation(text: str) -> None:
         ("Shorter, please, for questions about capitals.", "capitals"),
         ("When I ask about number theory, be more concise.", "number theory"),
         ("When I ask about users, make it shorter.", "users"),
+        ("When I ask about node.js, shorter please.", "node.js"),
+        ("Shorter, please, when I ask about version 3.5. Thanks.", "version 3.5"),
         ("When I ask about makers make it shorter.", "makers"),
         ("Kürzer, bitte, wenn ich nach Python frage.", "Python"),
         ("Wenn es um Geld geht, bitte kürzer.", "Geld"),

@@ -28,7 +28,7 @@ _LANGUAGE_KEYS = ("when", "unless")
 _PATTERN_KEYS = (*_LANGUAGE_KEYS, "unless_reply")
 _WISH_KEYS = frozenset({"asked", "unless", "topics"})
 _SCOPE_KEYS = ("session", "before", "after")
-_SENTENCE_ENDS = re.compile(r"[.!?。！？\n]+")
+_SENTENCE_ENDS = re.compile(r"[.!?](?=\s|\Z)|[。！？\n]")  # neither the point of "node.js" nor that of "3.5"
 _EXPECTED_PATTERN = "text or a list of texts"
 
 

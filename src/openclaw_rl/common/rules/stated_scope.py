@@ -14,7 +14,7 @@ MAX_STATED_SCOPES = 8
 """Scopes that are read from one text."""
 _WORDS = re.compile(r"\w+")
 _NO_SPACES = re.compile("[\u2e80-\U0003ffff]")  # scripts whose words no space separates
-_SUBJECT_ENDS = LinearPattern(r"[.,;:!?。，、；：！？\n]")
+_SUBJECT_ENDS = LinearPattern(r"[.,:!?](\s|$)|[;。，、；：！？\n]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ MAX_READ_HINTS = 8
 MAX_READ_SENTENCES = 64
 """A correction of more sentences is a text, in which no fact is searched beside a wish."""
 _ANSWER_SUBJECT = "answer"
-_SENTENCES = re.compile(r"[^.!?。！？\n]+[.!?。！？]*")
+_SENTENCES = re.compile(r"(?:[^.!?。！？\n]|[.!?](?=\S))+[.!?。！？]*")  # with "3.5" and "node.js" in one piece
 
 
 class LessonReach(StrEnum):
