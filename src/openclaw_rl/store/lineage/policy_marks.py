@@ -87,7 +87,7 @@ def last_head_move(conn: Connection, name: str = DEFAULT_NAME) -> HeadMove | Non
 
 
 def last_automatic_rollback(conn: Connection) -> HeadMove | None:
-    """Return the newest automatic rollback that is the last move of its policy; None if there is none."""
+    """Return the newest automatic rollback that is the last move of its policy, or None."""
     moves = [last_head_move(conn, name) for name in read_heads(conn)]
     return max((move for move in moves if move is not None and move.automatic), key=lambda move: move.at, default=None)
 
