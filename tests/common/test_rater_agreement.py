@@ -43,6 +43,15 @@ def test_kappa_of_full_agreement_and_of_a_rater_who_says_one_thing() -> None:
     assert (constant.value, constant.low, constant.high) == (0, 0, 0)
 
 
+@pytest.mark.parametrize("counts", [(7, 7, 6), (12, 15, 1), (22, 6, 1), (18, 11, 1)])
+def test_kappa_of_a_rater_who_says_one_thing_is_not_above_0_by_rounding(counts: tuple[int, ...]) -> None:
+    """By rounding, such a judge was above a `judge.min_kappa` of 0."""
+    pairs = [(1, user) for user, count in zip((1, -1, 0), counts, strict=True) for _ in range(count)]
+    kappa = cohens_kappa(pairs)
+    assert kappa is not None
+    assert (kappa.value, kappa.low, kappa.high) == (0, 0, 0)
+
+
 def test_the_wilson_interval_is_the_published_one() -> None:
     """Newcombe 1998, Statistics in Medicine 17: 857-872, table I, method 3."""
     published = {

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tests.store.world import policy
 
-from openclaw_rl.gates.canary import CanaryEvidence
+from openclaw_rl.gates.canary import CanaryEvidence, score_limit
 from openclaw_rl.settings.schema_gate import GateConfig
 from openclaw_rl.store.lineage.live_scores import ScoredTurn
 
@@ -49,6 +49,16 @@ def test_the_end_of_a_canary_that_is_undecided(good: int, promotes: bool) -> Non
     silent = evidence([], [], canary_hours=1.0).decide(3600)
     assert silent is not None
     assert silent.promotes
+
+
+@pytest.mark.parametrize("share", [0.01, 0.05, 0.2, 0.5, 0.9])
+def test_all_scores_that_a_canary_needs_are_read(share: float) -> None:
+    """Of fewer scores than those since it began, each look would compare others, and it would never have enough."""
+    needed, settings = 100, GateConfig(canary_turns=100)
+    count = score_limit(share, settings)
+    new = round(count * share)
+    found = evidence([True] * new, [True] * (count - new), share, canary_turns=100)
+    assert found.compared >= needed
 
 
 def test_false_alarms_are_at_most_as_many_as_stated() -> None:

@@ -13,6 +13,7 @@ from sqlalchemy import Connection
 from tests.store.world import close, judged, policy, serve, verdict
 
 from openclaw_rl.errors import IdentityMismatch, StaleLease, StoreError
+from openclaw_rl.status.report import collect_status
 from openclaw_rl.store import events, leases, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies, training_queue
@@ -369,3 +370,15 @@ def test_claims_over_random_lines(folder: Store, script: list[tuple[str, int]], 
         line = model.line(at)
         on_line = [turn for version, turn in model.used if version in line]
         assert max(map(on_line.count, on_line), default=0) <= max_uses
+
+
+def test_an_automatic_rollback_is_shown_although_another_policy_was_moved_by_hand_since(conn: Connection) -> None:
+    lease = take(conn)
+    for version, name in ((1, "agent:ann"), (2, "agent:bob")):
+        policies.publish(conn, lease, replace(policy(version, 0), name=name), [], 100.0)
+    policies.roll_back(conn, to=0, reason="satisfaction fell", at=101.0, automatic=True, name="agent:ann")
+    policies.roll_back(conn, to=0, reason="by hand", at=102.0, name="agent:bob")
+    shown = collect_status(conn, 103.0)["automatic_rollback"]
+    assert (shown["reason"], shown["left"]) == ("satisfaction fell", [1])
+    policies.promote(conn, to=1, reason="by hand", at=104.0)
+    assert collect_status(conn, 105.0)["automatic_rollback"] is None

@@ -129,6 +129,22 @@ def test_diff_shows_which_probe_answers_changed(store: Store, loop: TrainLoop, f
     assert "no policy version 9" in str(run(tmp_path, "diff", "1", "9").exception)
 
 
+def test_diff_in_the_other_direction_compares_the_same_answers(
+    store: Store, loop: TrainLoop, fill: Fill, tmp_path: Path
+) -> None:
+    """The gate asked prompts of a person that only this pair has answered."""
+    learn(store, loop, fill, 2)
+    asked = {"question": "And?", "verdict": 0.0, "head_answer": "yes", "candidate_answer": "no"}
+    with store.write() as conn:
+        for version in (1, 2):
+            answer = ProbeAnswer(**asked, probe=f"turn {version}", version=version, head=version - 1)
+            probe_answers.record_answers(conn, [answer])
+    there, back = (json.loads(run(tmp_path, "diff", *pair, "--json").output) for pair in (("1", "2"), ("2", "1")))
+    assert there["changed"] == [{"probe": "turn 2", "question": "And?", "answers": ["yes", "no"]}]
+    assert back["changed"] == [{"probe": "turn 2", "question": "And?", "answers": ["no", "yes"]}]
+    assert there["probes"] == back["probes"] == 1
+
+
 def test_a_rolled_back_version_is_promoted(store: Store, loop: TrainLoop, fill: Fill, tmp_path: Path) -> None:
     learn(store, loop, fill, 2)
     roll_back(store, 0)

@@ -289,6 +289,19 @@ def test_training_that_is_frozen_is_no_time_for_an_undo(home: Home) -> None:
     assert home.head() == 2
 
 
+def test_what_needs_no_training_is_undone_while_training_is_frozen(home: Home) -> None:
+    home.learn(2)
+    waiting = home.add_turns(9)[0]
+    with home.store.write() as conn:
+        policy_marks.freeze_training(conn, 1.0)
+    assert home.undo("--yes", "--turn", waiting).exit_code == 0
+    assert (home.state(waiting)[0], home.head()) == (TurnState.DROPPED, 2)
+    first, second = home.learned[2]
+    assert "training is frozen" in str(home.undo("--yes", "--turn", first).exception), "the other one trains again"
+    assert home.undo("--yes", "--turn", first, "--turn", second).exit_code == 0
+    assert (home.state(second)[0], home.head(), home.left()) == (TurnState.DROPPED, 1, [])
+
+
 def test_a_step_in_progress_publishes_no_turn_that_was_taken_back(home: Home) -> None:
     home.learn(1)
     claimed = home.add_turns(2)

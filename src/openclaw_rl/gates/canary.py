@@ -5,6 +5,7 @@ People's scores under it are compared with those under the head in the same time
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -19,6 +20,19 @@ MAX_PER_SCORE = 4
 """Scores of the head that are compared with one of the candidate, at most: their mean has less noise."""
 
 
+def _scores_of_head(share: float) -> int:
+    """Return how many scores of the head are compared with one of a canary with this share of the conversations."""
+    return int(np.clip((1 - share) / share, 1, MAX_PER_SCORE))
+
+
+def score_limit(share: float, settings: GateConfig) -> int:
+    """Return how many newest scores to read: twice those that bring `gate.canary_turns` comparisons on average.
+
+    Fewer than those since the canary began would be other ones at each look.
+    """
+    return math.ceil(2 * settings.canary_turns * max(1 / share, _scores_of_head(share) / (1 - share)))
+
+
 class CanaryEvidence:
     """The scores since the canary began: of the candidate, and of the head, each in the order of their verdicts."""
 
@@ -27,7 +41,7 @@ class CanaryEvidence:
         self._settings = settings
         self.new = [score.satisfied for score in scores if score.version == candidate.version]
         self.old = [score.satisfied for score in scores if score.version == candidate.parent]
-        per_score = int(np.clip((1 - share) / share, 1, MAX_PER_SCORE))
+        per_score = _scores_of_head(share)
         self.compared = min(len(self.new), len(self.old) // per_score)
         new = np.array(self.new[: self.compared], np.float64)
         old = np.array(self.old[: self.compared * per_score], np.float64).reshape(-1, per_score)

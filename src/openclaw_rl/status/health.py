@@ -20,7 +20,7 @@ from openclaw_rl.methods.registry import make_method
 from openclaw_rl.settings.load import Config
 from openclaw_rl.store import heartbeats, turns
 from openclaw_rl.store.lineage import policies, retraining
-from openclaw_rl.store.lineage.policy_marks import HeadMove, newest_head_move
+from openclaw_rl.store.lineage.policy_marks import HeadMove, last_automatic_rollback
 from openclaw_rl.store.lineage.policy_names import owner_filter, stored_owner, waiting_names
 from openclaw_rl.store.lineage.training_queue import count_trainable
 from openclaw_rl.store.lineage.version_stats import (
@@ -108,7 +108,7 @@ def take_snapshot(config: Config, conn: Connection, now: float, *, examine: bool
         trainable_turns=training_queue_length(config, conn),
         damaged_versions=policies.damage_reports(conn) + (_unrecorded_damage(conn) if examine else []),
         waiting_undo=[] if _has_trainer(beats, now) else retraining.progress_reports(conn),
-        automatic_rollback=move if (move := newest_head_move(conn)) is not None and move.automatic else None,
+        automatic_rollback=last_automatic_rollback(conn),
         agreement=judge_user_agreement(conn),
         untrusted_judges=_untrusted_kappas(conn),
     )

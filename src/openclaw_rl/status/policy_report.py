@@ -72,16 +72,20 @@ def version_answers(conn: Connection, policy: Policy) -> dict[str, tuple[str, st
     return {}
 
 
+def _answers_to(conn: Connection, head: int, candidate: int) -> dict[str, tuple[str, str]]:
+    """Return (question, answer) of `head` in the comparison with `candidate`; empty if the gate made none."""
+    found = probe_answers.answers_of_version(conn, candidate)
+    return {answer.probe: (answer.question, answer.head_answer) for answer in found if answer.head == head}
+
+
 def difference_data(conn: Connection, version: int, other: int) -> dict[str, Any]:
     """Return metrics and changed probe answers of two versions as plain JSON. Raises `OpenClawError` for unknown ones.
 
     `probes`: how many probes both have answered. `changed`: those with different answers.
     """
     first, second = policies.require_version(conn, version), policies.require_version(conn, other)
-    before, after = version_answers(conn, first), version_answers(conn, second)
-    compared = {answer.probe: answer for answer in probe_answers.answers_of_version(conn, other)}
-    if compared and all(answer.head == version for answer in compared.values()):
-        before = {name: (answer.question, answer.head_answer) for name, answer in compared.items()}
+    before = _answers_to(conn, version, other) or version_answers(conn, first)
+    after = _answers_to(conn, other, version) or version_answers(conn, second)
     both = [name for name in before if name in after]
     names = sorted(first.metrics.keys() | second.metrics.keys())
     return {

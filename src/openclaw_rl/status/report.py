@@ -86,7 +86,7 @@ def collect_status(conn: Connection, now: float) -> dict[str, Any]:
     newest = known[-10:]
     counts = turns_by_version(conn, [policy.version for policy in newest])
     agree, of = judge_user_agreement(conn)
-    untrusted, move = untrusted_judges(conn), policy_marks.newest_head_move(conn)
+    untrusted, move = untrusted_judges(conn), policy_marks.last_automatic_rollback(conn)
     return {
         "head": head.version,
         "heads": {name: version for name, version in read_heads(conn).items() if name != SHARED_NAME},
@@ -119,7 +119,7 @@ def collect_status(conn: Connection, now: float) -> dict[str, Any]:
         "kept_versions": sum(p.path is not None and not policies.is_removed(p) for p in known),
         "damaged": policies.damage_reports(conn),
         "undo": retraining.progress_reports(conn),
-        "automatic_rollback": None if move is None or not move.automatic else asdict(move),
+        "automatic_rollback": None if move is None else asdict(move),
         "frozen_since": policy_marks.frozen_since(conn),
         "engine_gap": engine_gaps(known),
         "untrainable_agents": untrainable_agents(turns.trainable_by_agent(conn)),

@@ -9,7 +9,7 @@ from pathlib import Path
 from sqlalchemy import Connection
 
 from openclaw_rl.errors import DamagedRow, OpenClawError
-from openclaw_rl.gates.canary import CanaryEvidence
+from openclaw_rl.gates.canary import CanaryEvidence, score_limit
 from openclaw_rl.gates.candidate_gate import PASSED, CandidateGate
 from openclaw_rl.gates.metric_gates import rejection_reason
 from openclaw_rl.methods.types import Sample
@@ -28,7 +28,6 @@ from openclaw_rl.train.step_outcome import alone_reason
 from openclaw_rl.types import Lease, Policy
 
 log = logging.getLogger("openclaw_rl.train")
-MAX_SCORES = 2000  # newest scored turns since a canary began
 
 
 class CandidateExaminer:
@@ -119,7 +118,7 @@ class CandidateExaminer:
         assert self._gate is not None, "only a gate begins a canary"
         self.has_worked = False
         with self._store.read() as conn:
-            owner, limit = owner_filter(self._gate.per, candidate.name), MAX_SCORES
+            owner, limit = owner_filter(self._gate.per, candidate.name), score_limit(canary.share, self._gate.settings)
             scores = newest_scores(conn, candidate.version, after=canary.after, limit=limit, owner=owner)
         evidence = CanaryEvidence(scores, candidate, canary.share, self._gate.settings)
         decided = evidence.decide(self._clock() - canary.at)

@@ -161,10 +161,9 @@ def plan_undo(conn: Connection, selected: Sequence[str], name: str = DEFAULT_NAM
     """Plan to take these turns out of a policy, with the turns of practice that were made from them.
 
     A policy that is not trained under the home's `policy.per`, such as the shared parent, only goes back to the safe
-    version. Raises `OpenClawError` if no version is left to begin from, or if training is frozen.
+    version. Raises `OpenClawError` if no version is left to begin from, or if batches are left to train on while
+    training is frozen.
     """
-    if policy_marks.frozen_since(conn) is not None:
-        raise OpenClawError("training is frozen, and an undo trains again. First: openclaw-rl policies unfreeze")
     selected = sessions.sort_turns(conn, {*selected, *practice_turns.turns_practised_from(conn, selected)})
     head, out = policies.head(conn, name), frozenset(selected)
     line = policies.lineage(conn, head.version)
@@ -174,6 +173,8 @@ def plan_undo(conn: Connection, selected: Sequence[str], name: str = DEFAULT_NAM
     undone = tuple(line[: line.index(safe.version)])
     left = retraining.outstanding_batches(conn, name)
     batches = tuple(_batches_without(used, undone, left, out)) if is_owned(stored_owner(conn), name) else ()
+    if batches and policy_marks.frozen_since(conn) is not None:
+        raise OpenClawError("training is frozen, and this undo trains again. First: openclaw-rl policies unfreeze")
     return UndoPlan(
         name=name,
         head=head.version,

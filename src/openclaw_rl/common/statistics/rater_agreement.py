@@ -6,6 +6,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 _Z = 1.959964  # 0.975 quantile of the standard normal distribution
 
@@ -27,16 +28,18 @@ def cohens_kappa(pairs: Sequence[tuple[int, int]]) -> Kappa | None:
     marginals (Cohen 1960, doi:10.1177/001316446002000104). The interval is kappa +- 1.96 times the asymptotic standard
     error of Fleiss, Cohen and Everitt (1969, doi:10.1037/h0028106), cut to [-1, 1]. None without pairs,
     and if both raters always gave the same one category: kappa is not defined then.
+
+    The fractions are exact, so that a rater who always says the same has a kappa of 0, and not a little above it.
     """
     n = len(pairs)
-    share = {cell: count / n for cell, count in Counter(pairs).items()}
-    rows: defaultdict[int, float] = defaultdict(float)
-    columns: defaultdict[int, float] = defaultdict(float)
+    share = {cell: Fraction(count, n) for cell, count in Counter(pairs).items()}
+    rows: defaultdict[int, Fraction] = defaultdict(Fraction)
+    columns: defaultdict[int, Fraction] = defaultdict(Fraction)
     for (first, second), p in share.items():
         rows[first] += p
         columns[second] += p
     expected = sum(rows[one] * columns[one] for one in set(rows) & set(columns))
-    if not n or math.isclose(expected, 1.0):
+    if not n or expected == 1:
         return None
     observed = sum(p for (first, second), p in share.items() if first == second)
     kappa = (observed - expected) / (1 - expected)
@@ -46,8 +49,9 @@ def cohens_kappa(pairs: Sequence[tuple[int, int]]) -> Kappa | None:
             spread += p * ((1 - expected) - (rows[first] + columns[first]) * (1 - observed)) ** 2
         else:
             spread += p * ((1 - observed) * (columns[first] + rows[second])) ** 2
-    error = math.sqrt(max(spread, 0.0) / n) / (1 - expected) ** 2
-    return Kappa(value=kappa, low=max(kappa - _Z * error, -1.0), high=min(kappa + _Z * error, 1.0), pairs=n)
+    error = math.sqrt(spread / n) / float(1 - expected) ** 2
+    value = float(kappa)
+    return Kappa(value=value, low=max(value - _Z * error, -1.0), high=min(value + _Z * error, 1.0), pairs=n)
 
 
 def wilson_interval(count: int, of: int) -> tuple[float, float]:

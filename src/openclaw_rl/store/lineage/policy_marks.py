@@ -86,10 +86,10 @@ def last_head_move(conn: Connection, name: str = DEFAULT_NAME) -> HeadMove | Non
     return None if found is None else HeadMove(**found)
 
 
-def newest_head_move(conn: Connection) -> HeadMove | None:
-    """Return the last rollback or promotion of any policy; None if there was none."""
+def last_automatic_rollback(conn: Connection) -> HeadMove | None:
+    """Return the newest automatic rollback that is the last move of its policy, or None."""
     moves = [last_head_move(conn, name) for name in read_heads(conn)]
-    return max((move for move in moves if move is not None), key=lambda move: move.at, default=None)
+    return max((move for move in moves if move is not None and move.automatic), key=lambda move: move.at, default=None)
 
 
 def _move_key(name: str) -> str:
