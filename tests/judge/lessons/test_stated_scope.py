@@ -136,3 +136,10 @@ def test_damaged_patterns_are_refused_by_name(tmp_path: Path, scopes: str) -> No
 )
 def test_whether_a_prompt_names_the_subject(asked: str, subject: str, is_about: bool) -> None:
     assert names_subject(asked, normalise_subject(subject)) is is_about
+
+
+def test_many_subjects_are_searched_in_a_long_prompt_within_a_tenth_of_a_second() -> None:
+    asked = " ".join(f"word{number}" for number in range(1_500))
+    with bounded_cpu_time(0.1):
+        found = [names_subject(asked, f"word{number}0") for number in range(1_000)]
+    assert sum(found) == 150 - 1, "word00 is none of them"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from openclaw_rl.common.linear_regex import LinearPattern
 
@@ -79,10 +80,16 @@ def normalise_subject(subject: str) -> str:
 
 def names_subject(asked: str, subject: str) -> bool:
     """Return whether a text has all words of one alternative of a subject. A final "s" makes no difference."""
-    text = asked.casefold()
-    words = _words_of(text)
+    text, words = _read_prompt(asked)
     alternatives = subject.split(", ") if subject else ()
     return any(one in text if _NO_SPACES.search(one) else _words_of(one) <= words for one in alternatives)
+
+
+@lru_cache(maxsize=16)
+def _read_prompt(asked: str) -> tuple[str, set[str]]:
+    """Return a text without regard to case, and its words: kept, as each lesson about a subject asks for them."""
+    text = asked.casefold()
+    return text, _words_of(text)
 
 
 def _words_of(text: str) -> set[str]:
