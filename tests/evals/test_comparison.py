@@ -36,6 +36,24 @@ def test_the_difference_is_of_tasks_that_both_versions_have_a_score_of() -> None
     assert paired_difference(none, none, "personal") is None
 
 
+@pytest.mark.parametrize(
+    ("version", "reason"),
+    [
+        ("7", "version 7 does not exist; the newest is 0"),
+        ("1e3", "'1e3': expected a number"),
+        ("9" * 5000, "9…': expected a number"),
+    ],
+)
+def test_a_version_that_does_not_exist_is_named_before_anything_starts(
+    tmp_path: Path, version: str, reason: str
+) -> None:
+    for command in (["evaluate"], ["evaluate", "inspect", "task.py"]):
+        arguments = [*command, "--policy", version, "--home", str(tmp_path)]
+        done = CliRunner().invoke(cli, arguments if command == ["evaluate"] else [*arguments, "--program", "true"])
+        assert reason in str(done.exception), done.output
+    assert not list(tmp_path.iterdir())
+
+
 def test_seeds_of_one_task_are_no_more_evidence_than_one() -> None:
     once = paired_difference(result("n", {"a": [True]}), result("o", {"a": [False]}), "personal")
     often = paired_difference(result("n", {"a": [True] * 50}), result("o", {"a": [False] * 50}), "personal")

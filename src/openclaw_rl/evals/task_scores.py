@@ -23,7 +23,13 @@ from openclaw_rl.evals.personalisation.people import PersonEndpoint
 from openclaw_rl.evals.personalisation.tasks import PERSONAL_KIND, personal_kinds, personal_tasks
 from openclaw_rl.evals.reply_properties import TaskReply, find_violations
 from openclaw_rl.evals.tasks import TASK_SETS, EvalTask
-from openclaw_rl.evals.versions.gateway_access import GatewayAccess, check_versions, open_gateway, open_session
+from openclaw_rl.evals.versions.gateway_access import (
+    GatewayAccess,
+    check_known,
+    check_versions,
+    open_gateway,
+    open_session,
+)
 from openclaw_rl.settings.load import Config
 
 PROPERTIES_SCORER = "properties"
@@ -132,6 +138,7 @@ def _evaluate_served(
     config: Config, served: Config, judge_home: str, plan: EvalPlan, versions: Sequence[str] | None, show: ShowProgress
 ) -> list[EvalResult]:
     """Score the versions of the home of `served`; None: its head alone."""
+    check_known(served, versions or ())
     tasks = plan.select_tasks()
     kinds = list(dict.fromkeys(kind for kind, _ in tasks))
     if is_judged(config, kinds):

@@ -8,13 +8,17 @@ from dataclasses import dataclass
 
 import aiohttp
 
+from openclaw_rl.common.printable import cut_text
 from openclaw_rl.common.sockets import free_port
 from openclaw_rl.errors import ConfigError, OpenClawError
 from openclaw_rl.settings.load import Config
+from openclaw_rl.store.db import Store
+from openclaw_rl.store.lineage import policies
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, is_ready, read_readiness
 from openclaw_rl.supervisor.supervisor import is_home_locked, prepare_home, read_key
 
 _REPLY_TIMEOUT = 600.0  # seconds
+MAX_VERSION_DIGITS = 9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,15 +36,35 @@ class GatewayAccess:
     def resolve(self, text: str) -> int:
         """Return the number of a version: `base` is 0, and `head` the one that answers now.
 
-        Raises `ConfigError` for other words. Whether the version exists, its first reply shows.
+        Raises `ConfigError` for other words. Whether the gateway serves the version, its first reply shows.
         """
-        if text == "head":
-            return int(read_readiness(self.url, self.key)["version"])
-        if text == "base":
-            return 0
-        if text.isascii() and text.isdigit():
-            return int(text)
-        raise ConfigError(f"version {text!r}: expected a number, head or base. `openclaw-rl status` shows the versions")
+        number = read_version(text)
+        return int(read_readiness(self.url, self.key)["version"]) if number is None else number
+
+
+def read_version(text: str) -> int | None:
+    """Return the number of a version: 0 for `base`, None for `head`. Raises `ConfigError` for other words."""
+    if text in ("head", "base"):
+        return None if text == "head" else 0
+    if text.isascii() and text.isdigit() and len(text) <= MAX_VERSION_DIGITS:
+        return int(text)
+    raise ConfigError(
+        f"version {cut_text(text, 40)!r}: expected a number, head or base. `openclaw-rl status` shows the versions"
+    )
+
+
+def check_known(config: Config, versions: Sequence[str]) -> None:
+    """Raise `ConfigError` if the home has no such version: this is known before a gateway starts."""
+    for number in filter(None, map(read_version, versions)):
+        newest = 0
+        if config.store_path.exists():
+            with Store.open(config.store_path, create=False) as store, store.read() as conn:
+                if policies.get(conn, number) is not None:
+                    continue
+                newest = max((policy.version for policy in policies.list_all(conn)), default=0)
+        raise ConfigError(
+            f"version {number} does not exist; the newest is {newest}. `openclaw-rl policies list` shows them"
+        )
 
 
 @contextlib.contextmanager

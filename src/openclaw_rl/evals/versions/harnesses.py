@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from openclaw_rl.errors import ConfigError
-from openclaw_rl.evals.versions.gateway_access import GatewayAccess, check_versions, open_gateway
+from openclaw_rl.evals.versions.gateway_access import GatewayAccess, check_known, check_versions, open_gateway
 from openclaw_rl.settings.load import Config, foreign_environment
 
 _KEY_VARIABLES = ("OPENAI_API_KEY", "OPENCLAW_API_KEY")  # of lm-eval, and of inspect_ai for the service "openclaw"
@@ -77,6 +77,7 @@ def run_harness(
     the program is not installed or the version cannot be served, and `OpenClawError` if the gateway does not start.
     """
     found = harness.find_program(program)
+    check_known(config, [version])
     with open_gateway(config) as access:
         number = access.resolve(version)
         model = access.pinned(number)
