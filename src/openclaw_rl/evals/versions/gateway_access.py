@@ -12,8 +12,7 @@ from openclaw_rl.common.printable import cut_text
 from openclaw_rl.common.sockets import free_port
 from openclaw_rl.errors import ConfigError, OpenClawError
 from openclaw_rl.settings.load import Config
-from openclaw_rl.store.db import Store
-from openclaw_rl.store.lineage import policies
+from openclaw_rl.supervisor.home_versions import check_version_exists
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, is_ready, read_readiness
 from openclaw_rl.supervisor.supervisor import is_home_locked, prepare_home, read_key
 
@@ -56,15 +55,7 @@ def read_version(text: str) -> int | None:
 def check_known(config: Config, versions: Sequence[str]) -> None:
     """Raise `ConfigError` if the home has no such version: this is known before a gateway starts."""
     for number in filter(None, map(read_version, versions)):
-        newest = 0
-        if config.store_path.exists():
-            with Store.open(config.store_path, create=False) as store, store.read() as conn:
-                if policies.get(conn, number) is not None:
-                    continue
-                newest = max((policy.version for policy in policies.list_all(conn)), default=0)
-        raise ConfigError(
-            f"version {number} does not exist; the newest is {newest}. `openclaw-rl policies list` shows them"
-        )
+        check_version_exists(config, number)
 
 
 @contextlib.contextmanager
