@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import socket
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -15,7 +17,8 @@ import pytest
 from tests.train.external_world import World, connect_when_free, take_step
 
 from openclaw_rl.learner.trainer import LocalTrainer
-from openclaw_rl.other_trainers.batch_stream import BatchStream, StartWeights, TurnBatch
+from openclaw_rl.other_trainers.batch_stream import PROTOCOL, BatchStream, StartWeights, TurnBatch
+from openclaw_rl.other_trainers.trainer_socket import TrainerSocket
 from openclaw_rl.store.heartbeats import AttemptLog
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.train.rollback import apply_rollback, plan_rollback
@@ -112,6 +115,34 @@ def test_a_greeting_that_is_none_keeps_the_socket_open(world: World) -> None:
             stranger.recv(1 << 16)
     with BatchStream.connect(world.config.home_dir) as stream:
         assert stream.welcome["method"] == "binary"
+
+
+def test_a_trainer_that_connects_while_the_socket_closes_is_let_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    welcomed, go_on, welcome = threading.Event(), threading.Event(), TrainerSocket._welcome_trainer
+
+    def slow_welcome(self: TrainerSocket, connection: socket.socket) -> str | None:
+        name = welcome(self, connection)
+        welcomed.set()
+        go_on.wait(60)
+        return name
+
+    monkeypatch.setattr(TrainerSocket, "_welcome_trainer", slow_welcome)
+    listening = TrainerSocket(tmp_path, {})
+    with closing(socket.socket(socket.AF_UNIX)) as trainer:
+        trainer.connect(str(listening.path))
+        trainer.sendall(b'{"hello": {"protocol": %d}}\n' % PROTOCOL)
+        assert welcomed.wait(60)
+        ending = threading.Thread(target=listening.close)
+        ending.start()
+        while not listening._is_closed:
+            time.sleep(0.01)
+        go_on.set()
+        ending.join()
+        trainer.settimeout(60)
+        assert b"welcome" in trainer.recv(1 << 16)
+        assert trainer.recv(1) == b"", "the connection has ended"
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from openclaw_rl.other_trainers.batch_stream import PROTOCOL, SOCKET_NAME
 log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.2
 _HELLO_SECONDS = 5.0
+_CLOSE_SECONDS = 1.0  # longer only if a program connects and says nothing
 _MAX_HELLO = 1 << 16  # bytes
 _MAX_LINE = 1 << 26  # bytes; log-probabilities of a large batch
 
@@ -116,7 +117,9 @@ class TrainerSocket:
         self.path.chmod(0o600)
         self._listener.listen(4)
         self._link: TrainerLink | None = None
-        threading.Thread(target=self._accept_all, name="trainer-socket", daemon=True).start()
+        self._lock, self._is_closed = threading.Lock(), False  # of the link: one that comes while it closes ends, too
+        self._thread = threading.Thread(target=self._accept_all, name="trainer-socket", daemon=True)
+        self._thread.start()
 
     def find_trainer(self) -> TrainerLink | None:
         """Return the connection of the trainer that is there, if one is."""
@@ -131,12 +134,13 @@ class TrainerSocket:
             except OSError:  # closed
                 return
             name = self._welcome_trainer(connection)
-            if name is None:
-                connection.close()
-            else:
-                if self._link is not None:
-                    self._link.close()
-                self._link = TrainerLink(connection, name)
+            with self._lock:
+                if name is None or self._is_closed:
+                    connection.close()
+                else:
+                    if self._link is not None:
+                        self._link.close()
+                    self._link = TrainerLink(connection, name)
 
     def _welcome_trainer(self, connection: socket.socket) -> str | None:
         """Exchange the first messages. Return the name of the trainer, or None for another program."""
@@ -167,11 +171,14 @@ class TrainerSocket:
 
     def close(self) -> None:
         """End the connection and remove the socket."""
-        if self._link is not None:
-            self._link.close()
+        with self._lock:
+            self._is_closed = True
+            if self._link is not None:
+                self._link.close()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
         self._listener.close()
+        self._thread.join(_CLOSE_SECONDS)
         self.path.unlink(missing_ok=True)
 
 
