@@ -14,7 +14,7 @@ import asyncio
 import random
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -34,7 +34,7 @@ from openclaw_rl.store.db import Store
 from openclaw_rl.store.exchange_index import ExchangeIndex
 from openclaw_rl.types import JudgeInput, Reaction, Request, Sampling
 
-LIMIT_MS = 100.0
+LIMIT_MS, ATTEMPTS = 100.0, 4
 BYTES = 65_000
 _WORDS = re.compile(r"[^\s()\[\]{}|*+?^$\\.]+ ?")
 _SYMBOLS = (
@@ -91,6 +91,12 @@ def adversarial_texts(count: int, size: int, seed: int = 0) -> Iterator[str]:
         yield text.encode()[: size - 1].decode(errors="ignore") + rng.choice("!x}")
 
 
+def _cpu_time(read: Callable[[str], object], text: str) -> float:
+    begun = time.thread_time()
+    read(text)
+    return 1000 * (time.thread_time() - begun)
+
+
 class Readers:
     """What reads a message of a client or an answer of a judge, with the shipped patterns; each takes a text."""
 
@@ -102,7 +108,10 @@ class Readers:
         self._is_ephemeral = message_hash.EphemeralMatcher(ServeConfig().ephemeral_patterns)
 
     def measure(self, text: str) -> dict[str, float]:
-        """Return the CPU time of each reader, in milliseconds."""
+        """Return the CPU time of each reader, in milliseconds: of the quickest attempt, if the first takes too long.
+
+        Other work on the same core makes CPU time longer, too; a pattern that backtracks is slow at each attempt.
+        """
         readers = {
             "rules": self._judge,
             "wishes": self._read_wishes,
@@ -113,9 +122,10 @@ class Readers:
         }
         out = {}
         for name, read in readers.items():
-            begun = time.thread_time()
-            read(text)
-            out[name] = 1000 * (time.thread_time() - begun)
+            out[name] = _cpu_time(read, text)
+            for _ in range(ATTEMPTS - 1):
+                if out[name] > LIMIT_MS:
+                    out[name] = min(out[name], _cpu_time(read, text))
         return out
 
     def _judge(self, text: str) -> None:

@@ -206,8 +206,8 @@ def test_a_temperature_near_zero_is_greedy(start: Start) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_goes_away_cancels(start: Start, stream: bool) -> None:
-    site = start(delay=0.02)
-    ids = site.script.say("one two three " * 20)
+    site = start(delay=0.05)
+    ids = site.script.say("one two three " * 40)
 
     async def leave() -> None:
         async with site.async_client() as client:
@@ -218,7 +218,7 @@ def test_a_client_that_goes_away_cancels(start: Start, stream: bool) -> None:
                 await answer.close()
                 return
             with pytest.raises(openai.APITimeoutError):
-                await client.with_options(timeout=0.2).chat.completions.create(model=MODEL, messages=[USER])
+                await client.with_options(timeout=2.0).chat.completions.create(model=MODEL, messages=[USER])
 
     asyncio.run(leave())
     kept = site.ended(site.last().request.id).reply
