@@ -51,7 +51,7 @@ SERVING_WORKERS = ("engine", "gateway")
 _SERVING_DELAYS = (0.2, 2.0)  # seconds; first and longest delay before they are started again
 _NICE_VALUES = {"collect": 5, "judge": 5, own.ENGINE_PROCESS: 5, "train": 10, "data": 10}
 LOADING_NICE = 1
-"""Of a trainer while it loads the model. With its later value, that takes half a minute instead of some seconds."""
+"""Nice value of a trainer that loads the model. With the value of a running trainer, loading takes half a minute."""
 LOADING_SECONDS = 30.0
 """A worker reads a plug-in at the end of its start, so an earlier restart would only take longer."""
 _STOP_TIMEOUT = 10.0  # seconds between SIGTERM and SIGKILL
