@@ -198,6 +198,17 @@ def test_chat_says_what_was_noted_and_learned(config: Config) -> None:
     assert [line for line in lines if line] == ["noted: Keep answers short.", "learned: Keep answers short."]
 
 
+def test_chat_says_that_a_lesson_is_for_this_conversation_alone(config: Config) -> None:
+    here = replace(SHORT, id="dd", scope_kind=LessonScope.SESSION, scope_value="conversation")
+    with Store.open(config.store_path) as store, store.write() as conn:
+        lessons.add_lesson(conn, here)
+        events.append(conn, "lesson.made", "dd", {"turn": "turn-1"}, 2.0)
+    session = _ChatSession(config, TerminalConsole())
+    session._conversation.reply_ids.add("turn-1")
+    lines = [session._event_line(event) for event in session._new_events(0)]
+    assert lines == ["noted for this conversation: Keep answers short."]
+
+
 def test_chat_says_nothing_of_lessons_of_other_users(config: Config) -> None:
     others = {
         "of this agent": replace(SHORT, scope_value="agent"),

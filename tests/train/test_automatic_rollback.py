@@ -200,3 +200,17 @@ def test_a_target_that_cannot_be_served_is_left_out(store: Store, make_loop: Mak
     fill(store, 12, score=-1, **answered_by(2))
     assert loop.run_once()
     assert head_of(store) == 0
+
+
+def test_a_fall_without_a_target_is_reported_once(
+    store: Store, make_loop: MakeLoop, fill: Fill, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = make_loop()
+    learn_two_versions(store, loop, fill)
+    monkeypatch.setattr(policies, "rollback_targets", lambda *_: [])
+    fill(store, 12, score=-1, **answered_by(2))
+    loop.run_once()
+    fill(store, 1, score=-1, **answered_by(2))
+    loop.run_once()
+    assert caplog.text.count("No version of that time can be served: nothing is rolled back") == 1
+    assert head_of(store) >= 2

@@ -27,6 +27,7 @@ from openclaw_rl.status.report import open_store
 from openclaw_rl.store import events, exchanges, turns
 from openclaw_rl.store.lessons import lessons
 from openclaw_rl.store.lessons.lessons import Lesson
+from openclaw_rl.store.lessons.scopes import LessonScope
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.store.lineage.policy_names import policy_name, stored_owner
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, is_ready
@@ -228,7 +229,8 @@ class _ChatSession:
             lesson = lessons.get(conn, event.ref)
             if lesson is None or not (is_made or self._is_own_lesson(conn, lesson)):
                 return None
-        return f"{'noted' if is_made else 'learned'}: {lesson.text}"
+        noted = "noted for this conversation" if lesson.scope_kind is LessonScope.SESSION else "noted"
+        return f"{noted if is_made else 'learned'}: {lesson.text}"
 
     def _is_own_lesson(self, conn: Connection, lesson: Lesson) -> bool:
         """Return whether a lesson comes from this conversation, or is for prompts of its agent and user.

@@ -157,6 +157,7 @@ class SatisfactionWatch:
         self._store, self._gate, self._per = store, gate, per
         self._seen_heads: dict[str, int] = {}  # head of each policy at the last look
         self._seen = ScoreCursor()
+        self._reported: dict[str, int] = {}  # last good version of the fall that was logged last, of each policy
 
     @property
     def is_on(self) -> bool:
@@ -192,7 +193,9 @@ class SatisfactionWatch:
     def _roll_back(self, name: str, fall: SatisfactionFall, lease: Lease, lease_clock: Callable[[], float]) -> bool:
         plan = self._plan_rollback(name, fall)
         if plan is None:
-            log.error("%s. No version of that time can be served: nothing is rolled back", fall.describe())
+            if self._reported.get(name) != fall.last_good:
+                log.error("%s. No version of that time can be served: nothing is rolled back", fall.describe())
+            self._reported[name] = fall.last_good
             return False
         with self._store.write() as conn:
             leases.check(conn, lease, lease_clock())

@@ -44,10 +44,11 @@ def learn(world: World, turn: str, *hints: str, at: float = 10.0, **changes: obj
         update_lessons(conn, given, TOPICS, is_ephemeral=not_ephemeral, key=world.store.secret)
 
 
-def in_force(world: World, question: str = "") -> list[str]:
+def in_force(world: World, question: str = "", session: str = "") -> list[str]:
     """The texts that stand in a prompt of the agent."""
+    context = replace(here(world, question), sessions=(session,) if session else ())
     with world.store.read() as conn:
-        return [lesson.text for lesson in lessons.lessons_for(conn, here(world, question))]
+        return [lesson.text for lesson in lessons.lessons_for(conn, context)]
 
 
 def here(world: World, question: str) -> PromptContext:
@@ -142,6 +143,30 @@ def test_two_words_replace_what_was_said_often(world: World) -> None:
     assert in_force(world) == [SHORT], "one word may be an error of the judge"
     learn(world, "b", LONG, at=30.0)
     assert in_force(world) == [LONG]
+
+
+def test_a_word_against_what_was_said_often_holds_in_its_conversation(world: World) -> None:
+    """It may be meant for this conversation, or be an error: other conversations keep what was said often."""
+    for n in range(5):
+        learn(world, f"s{n}", SHORT)
+    converse(world, "a", "b")
+    learn(world, "a", LONG, at=20.0)
+    assert in_force(world) == [SHORT]
+    assert in_force(world, session="a") == [LONG]
+    learn(world, "a", LONG, at=20.0)
+    assert in_force(world, session="a") == [LONG], "a verdict that is read twice changes nothing"
+    learn(world, "b", SHORT, at=30.0)
+    assert in_force(world, session="a") == [SHORT], "the newest word of the conversation counts"
+
+
+def test_a_word_that_is_judged_again_leaves_its_conversation(world: World) -> None:
+    for n in range(5):
+        learn(world, f"s{n}", SHORT)
+    converse(world, "a")
+    learn(world, "a", LONG, at=20.0)
+    learn(world, "a", at=30.0)
+    assert in_force(world, session="a") == [SHORT]
+    assert [lesson.text for lesson in everything(world)] == [SHORT]
 
 
 def test_one_word_replaces_what_was_said_long_ago(world: World) -> None:

@@ -4,6 +4,7 @@ Lessons of one scope that contradict each other compete by weight. Each new piec
 lessons that it contradicts; then the heavier side is in force, and the newer one if they are equal. So one word is
 enough to replace what was said once or twice, and two words replace what was said often. What is said again within a
 few turns of a conversation counts half, and from the third time on a quarter: it may be meant for this conversation.
+A word that does not replace what was said often is a lesson for its own conversation meanwhile.
 
 A lesson for this conversation, or about a subject, competes in its own scope. A newer wish for all prompts that
 contradicts it ends it at once: it was said of this very prompt.
@@ -12,7 +13,7 @@ contradicts it ends it at once: it was said of this very prompt.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sqlalchemy import Connection
 
@@ -66,7 +67,7 @@ def update_lessons(
         request = exchange.request
         if request.capture is Capture.FULL and request.episode is None:
             place = _TurnPlace.of_turn(conn, verdict.turn, request, is_ephemeral, topics, key=key, per=per)
-            kept = {_add_evidence(conn, draft, verdict, place) for draft in drafts}
+            kept = {id_ for draft in drafts for id_ in _add_evidence(conn, draft, verdict, place)}
     if gone := [lesson.id for lesson in known if lesson.id not in kept]:
         removal.remove_evidence(conn, [verdict.turn], at=verdict.at, only=gone, keep_pinned=True)
 
@@ -136,8 +137,11 @@ class _TurnPlace:
                 return _general_scope(self.request)
 
 
-def _add_evidence(conn: Connection, draft: LessonDraft, verdict: Verdict, place: _TurnPlace) -> str:
-    """Merge the draft with the lesson that says the same, or store it; return the lesson's id."""
+def _add_evidence(conn: Connection, draft: LessonDraft, verdict: Verdict, place: _TurnPlace) -> set[str]:
+    """Merge the draft with the lesson that says the same, or store it; return the lesson's id.
+
+    If a heavier lesson for all prompts contradicts it, it becomes one for its conversation as well; return both ids.
+    """
     scope = place.scope_of(draft)
     new = Lesson(
         id=lessons.new_lesson_id(),
@@ -165,7 +169,16 @@ def _add_evidence(conn: Connection, draft: LessonDraft, verdict: Verdict, place:
             if not was_in_force:
                 events.append(conn, "lesson.made", lesson.id, {"turn": verdict.turn}, verdict.at)
             _end_narrower(conn, draft, lesson, place, verdict.at)
-    return lesson.id
+        elif lesson.is_practised and place.context.sessions:
+            here = replace(draft, reach=LessonReach.SESSION, same_as=None, contradicts=())
+            return {lesson.id} | _add_evidence(conn, here, verdict, place)
+        return {lesson.id}
+    given = lessons.lessons_of_turns(conn, [verdict.turn])
+    return {one.id for one in given if one.id == lesson.id or (_is_of_session(one) and _is_same(draft, one))}
+
+
+def _is_of_session(lesson: Lesson) -> bool:
+    return lesson.scope_kind is LessonScope.SESSION
 
 
 def _end_narrower(conn: Connection, draft: LessonDraft, lesson: Lesson, place: _TurnPlace, at: float) -> None:
