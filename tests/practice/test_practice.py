@@ -367,7 +367,7 @@ def test_a_lesson_that_the_weights_lost_is_practised_again(
     assert np.mean(values[-2:]) < 0.35
 
 
-def test_a_lesson_that_stays_in_the_weights_is_measured_less_and_less_often(
+def test_a_learned_lesson_is_measured_again_in_equal_steps(
     store: Store, make_loop: MakeLoop, fill: Fill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plan, "REMEASURED_VERSIONS", 2)
@@ -376,14 +376,15 @@ def test_a_lesson_that_stays_in_the_weights_is_measured_less_and_less_often(
     loop = make_loop(max_divergence=0.35)
     settle(loop)
     fill(store, 3)
-    for _ in range(16):
+    for _ in range(8):
         settle(loop)
         fill(store, 4)
     with store.read() as conn:
         measured = [version for version, _ in lessons.divergences_of(conn, "aa")]
         learned = lessons.get(conn, "aa").learned_version  # type: ignore[union-attr]
     later = measured[measured.index(learned) :]
-    assert np.diff(later).tolist() == [2, 4, 8]
+    assert len(later) >= 4
+    assert set(np.diff(later).tolist()) == {2}
 
 
 def test_held_out_turns_are_none_whose_prompts_were_practised(store: Store, make_loop: MakeLoop, fill: Fill) -> None:

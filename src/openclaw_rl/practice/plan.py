@@ -19,9 +19,9 @@ was often said."""
 CLEAR_MAJORITY = 2.0
 """A lesson is practised if those who want it weigh more than this times those who share the weights and want another.
 """
-REMEASURED_VERSIONS = 32
-"""Versions after which the divergence of a learned lesson is measured again, by one step of practice. While it stays
-learned, each further measurement comes after twice as many as the one before."""
+REMEASURED_VERSIONS = 8
+"""Versions after which the divergence of a learned lesson is measured again, by one step of practice. Steps on single
+turns make the weights forget it."""
 NOTED_LESSONS, NOTED_CHARS = 3, 60
 """Lessons in a status note, and characters of each."""
 _TOLERANCE = 1e-3  # of weights, as lessons age
@@ -93,5 +93,4 @@ def _is_outweighed(lesson: Lesson, in_force: Sequence[Lesson], now: float) -> bo
 def _is_due(conn: Connection, lesson: Lesson, line: Sequence[int]) -> bool:
     """Return whether the divergence of a learned lesson was measured many versions ago. `line`: newest first."""
     measured = practice_turns.measured_versions(conn, lesson.id, line)
-    again = sum(version > (lesson.learned_version or 0) for version in measured)
-    return bool(measured) and line.index(measured[-1]) >= REMEASURED_VERSIONS * 2**again
+    return bool(measured) and line.index(measured[-1]) >= REMEASURED_VERSIONS
