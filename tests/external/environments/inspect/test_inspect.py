@@ -51,11 +51,11 @@ def test_a_crash_is_void(command: LibraryCommand) -> None:
 
 def test_a_scorer_that_hangs_is_void_and_a_check_counts_for_one_task(command: LibraryCommand) -> None:
     done = command.run(
-        "run", f"inspect:{FILE}@hangs", "--run", "hangs", "--group", "2", "--unchecked", "--limit-seconds", "30"
+        "run", f"inspect:{FILE}@hangs", "--run", "hangs", "--group", "2", "--unchecked", "--limit-seconds", "60"
     )
     assert done.returncode == 1
     assert {(episode.outcome, episode.reason) for episode in command.episodes("hangs")} == {
-        ("void", "the task or its scorer hung: no end within 30 s")
+        ("void", "the task or its scorer hung: no end within 60 s")
     }
     assert command.run("check", f"inspect:{FILE}@hangs?seconds=0", *LIMITS).returncode == 0
     refused = command.run("run", f"inspect:{FILE}@hangs?seconds=1", *LIMITS)
