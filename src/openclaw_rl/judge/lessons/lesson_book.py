@@ -168,7 +168,7 @@ def _add_evidence(conn: Connection, draft: LessonDraft, verdict: Verdict, place:
         was_in_force = lesson is not new and lesson.state is not LessonState.SUPERSEDED
         if _settle(conn, lesson.id, rivals, share, verdict.at):
             if not was_in_force:
-                events.append(conn, "lesson.made", lesson.id, {"turn": verdict.turn}, verdict.at)
+                events.append(conn, lessons.MADE_EVENT, lesson.id, {"turn": verdict.turn}, verdict.at)
             _end_narrower(conn, draft, lesson, place, verdict.at)
         elif place.context.sessions and _would_hold_here(draft, lesson, rivals):
             here = LessonDraft(text=lesson.text, reach=LessonReach.SESSION, topic=_topic_of(draft, lesson))

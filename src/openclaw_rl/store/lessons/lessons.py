@@ -48,6 +48,8 @@ from openclaw_rl.types import Kind
 
 log = logging.getLogger("openclaw_rl.store")
 
+MADE_EVENT = "lesson.made"
+"""Event: a turn, `data["turn"]`, put a lesson into force."""
 SUPERSEDED_EVENT = "lesson.superseded"
 """Event: a lesson that was in force is so no longer, because of another one."""
 MAX_LESSON_CHARS = 1200
