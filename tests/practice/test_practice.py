@@ -387,6 +387,27 @@ def test_a_learned_lesson_is_measured_again_in_equal_steps(
     assert set(np.diff(later).tolist()) == {2}
 
 
+def test_measurements_of_several_users_do_not_ask_for_one_another(
+    store: Store, make_loop: MakeLoop, fill: Fill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each takes a step, and so makes a version. While nobody says anything, they end."""
+    monkeypatch.setattr(plan, "REMEASURED_VERSIONS", 2)
+    loop = make_loop(max_divergence=0.35)
+    for version, user in enumerate(("ann", "bob")):
+        turns_of_user = fill(store, 4, request={"user": user})
+        settle(loop)
+        own = replace(SHORT, id=user, scope_kind=LessonScope.USER, scope_value=user_scope("", user))
+        add_lesson(store, own, turns_of_user[:1])
+        with store.write() as conn:
+            lessons.mark_learned(conn, user, version)
+            lessons.record_divergence(conn, user, version, 0.0, at=2.0)
+    worked = [loop.run_once() for _ in range(20)]
+    assert not worked[-1]
+    with store.read() as conn:
+        assert [version for version, _ in lessons.divergences_of(conn, "ann")] == [0, 2]
+        assert [version for version, _ in lessons.divergences_of(conn, "bob")] == [1, 3]
+
+
 def test_held_out_turns_are_none_whose_prompts_were_practised(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
     (turn,) = fill(store, 1)
     add_lesson(store, SHORT, [turn])

@@ -12,7 +12,7 @@ from tests.practice.conftest import SHORT, DivergingTrainer, MakeLoop, ScriptedR
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.gates.reply_source import GateReply, ReplyOrder
 from openclaw_rl.methods.types import Sample, StepResult
-from openclaw_rl.store import turns
+from openclaw_rl.store import events, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lessons import lessons, practice_turns, removal
 from openclaw_rl.store.lineage import policies
@@ -74,6 +74,20 @@ def test_what_was_practised_from_a_forgotten_lesson_can_be_undone(
     with store.write() as conn:
         removal.forget(conn, "aa", at=9e9)
         assert set(select_turns(conn, lesson="aa")) == gone
+
+
+def test_what_was_practised_from_a_forgotten_lesson_goes_with_the_turn(
+    store: Store, make_loop: MakeLoop, fill: Fill
+) -> None:
+    word, other = fill(store, 2)
+    add_lesson(store, LASTING, [word])
+    with store.write() as conn:
+        events.append(conn, lessons.MADE_EVENT, "aa", {"turn": word}, 9e9)
+    settle(make_loop(max_divergence=0.35))
+    with store.write() as conn:
+        removal.forget(conn, "aa", at=9e9)
+        assert set(practice_turns.turns_practised_from(conn, [word])) == practised(store)
+        assert set(practice_turns.turns_practised_from(conn, [other])) < practised(store)
 
 
 def test_other_evidence_keeps_a_lesson_and_its_practice(store: Store, make_loop: MakeLoop, fill: Fill) -> None:

@@ -107,7 +107,7 @@ def forget_lesson(lesson: str, yes: bool, **options: Any) -> None:
 
     What the weights have learned stays: `openclaw-rl undo --lesson LESSON` takes that out, too, with the turns.
     """
-    from openclaw_rl.store.lessons import forgotten_wishes, removal
+    from openclaw_rl.store.lessons import forgotten_wishes
 
     config = load_config(**options)
     if not yes:
@@ -115,8 +115,7 @@ def forget_lesson(lesson: str, yes: bool, **options: Any) -> None:
             text = found.text
         click.confirm(f"Forget {to_printable(text)!r}?", abort=True)  # outside of the transaction, which holds a lock
     with _open_lesson(lesson, config) as (conn, found):
-        forgotten_wishes.record_forgotten(conn, found)
-        removal.forget(conn, found.id, at=time.time())
+        forgotten_wishes.forget_wish(conn, found, at=time.time())
     echo(f"{lesson} is forgotten: {found.text}")
 
 

@@ -91,6 +91,13 @@ def _is_outweighed(lesson: Lesson, in_force: Sequence[Lesson], now: float) -> bo
 
 
 def _is_due(conn: Connection, lesson: Lesson, line: Sequence[int]) -> bool:
-    """Return whether the divergence of a learned lesson was measured many versions ago. `line`: newest first."""
+    """Return whether the divergence of a learned lesson was measured many versions ago. `line`: newest first.
+
+    One of them has to be trained on people's turns: measurements make versions, too, and those of many users would ask
+    for one another for good.
+    """
     measured = practice_turns.measured_versions(conn, lesson.id, line)
-    return bool(measured) and line.index(measured[-1]) >= REMEASURED_VERSIONS
+    if not measured or line.index(measured[-1]) < REMEASURED_VERSIONS:
+        return False
+    (last,) = policies.get_many(conn, {measured[-1]})
+    return bool(practice_turns.steps_on_people(conn, lesson.policy, since=last.created_at))

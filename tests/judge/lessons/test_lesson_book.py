@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ from sqlalchemy import Connection, update
 from tests.judge.world import World
 
 from openclaw_rl.common.rules.lesson_topics import HintTopics
+from openclaw_rl.judge.lessons.drafts import LessonDraft, LessonReach
 from openclaw_rl.judge.lessons.lesson_book import update_lessons
 from openclaw_rl.judge.rules import RulesJudge
 from openclaw_rl.practice.plan import plan_practice
@@ -34,14 +36,21 @@ def verdict(turn: str, *hints: str, at: float = 10.0, **changes: object) -> Verd
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
-def learn(world: World, turn: str, *hints: str, at: float = 10.0, **changes: object) -> None:
+def learn(
+    world: World,
+    turn: str,
+    *hints: str,
+    at: float = 10.0,
+    drafts: Sequence[LessonDraft] | None = None,
+    **changes: object,
+) -> None:
     given = verdict(turn, *hints, at=at, **changes)
     with world.store.read() as conn:
         is_known = turns.get(conn, turn) is not None
     if not is_known:
         world.close(turn, "hm")
     with world.store.write(durable=False) as conn:
-        update_lessons(conn, given, TOPICS, is_ephemeral=not_ephemeral, key=world.store.secret)
+        update_lessons(conn, given, TOPICS, drafts=drafts, is_ephemeral=not_ephemeral, key=world.store.secret)
 
 
 def in_force(world: World, question: str = "", session: str = "") -> list[str]:
@@ -169,6 +178,65 @@ def test_a_word_that_is_judged_again_leaves_its_conversation(world: World) -> No
     assert [lesson.text for lesson in everything(world)] == [SHORT]
 
 
+def said_often(world: World, wish: str) -> str:
+    """Say this in five conversations; return the id of its lesson."""
+    for n in range(5):
+        learn(world, f"often-{n}", wish)
+    return next(lesson.id for lesson in everything(world) if lesson.text == wish)
+
+
+def test_a_word_stays_in_its_conversation_when_a_model_reads_it_again(world: World) -> None:
+    """The model finds the lesson for all prompts, which the word gave as well, and says that it is the same."""
+    said_often(world, SHORT)
+    learn(world, "a", LONG, at=20.0)
+    known = next(one for one in everything(world) if one.text == LONG and one.is_practised)
+    again = LessonDraft(text="Write more.", reach=LessonReach.GENERAL, topic="length/long", same_as=known.id)
+    learn(world, "a", LONG, at=30.0, drafts=[again])
+    assert in_force(world, session="a") == [LONG]
+
+
+def test_a_word_against_a_pinned_lesson_is_none_for_its_conversation(world: World) -> None:
+    """It would be in no prompt, although `chat` says "noted"."""
+    pinned = said_often(world, SHORT)
+    with world.store.write() as conn:
+        lessons.set_pinned(conn, pinned, True)
+    learn(world, "a", LONG, at=20.0)
+    assert [one.text for one in everything(world) if not one.is_practised] == []
+    with world.store.read() as conn:
+        assert events_of(conn) == ["lesson.made"]
+
+
+def test_no_prompt_has_two_lessons_that_contradict_each_other(world: World) -> None:
+    """Of lessons without a topic, only the model knows that they do."""
+    french = said_often(world, "Answer in French.")
+    english = LessonDraft(text="Answer in English.", reach=LessonReach.GENERAL, contradicts=(french,))
+    learn(world, "a", english.text, at=20.0, drafts=[english])
+    assert in_force(world, session="a") == ["Answer in French."]
+
+
+def test_the_lesson_of_a_conversation_has_the_text_that_its_wish_was_edited_to(world: World) -> None:
+    said_often(world, SHORT)
+    learn(world, "a", LONG, at=20.0)
+    with world.store.write() as conn:
+        (known,) = (one for one in lessons.list_lessons(conn) if one.text == LONG and one.is_practised)
+        lessons.edit_text(conn, known.id, "Ten sentences.", at=25.0)
+    for n in range(3):
+        learn(world, f"more-{n}", SHORT, at=30.0)
+    learn(world, "b", LONG, at=40.0)
+    assert in_force(world, session="b") == ["Ten sentences."]
+
+
+@pytest.mark.parametrize("is_of_session", [True, False])
+def test_a_forgotten_word_is_a_lesson_of_no_scope(world: World, is_of_session: bool) -> None:
+    said_often(world, SHORT)
+    learn(world, "a", LONG, at=20.0)
+    scopes = {one.scope_kind is LessonScope.SESSION: one for one in everything(world) if one.text == LONG}
+    with world.store.write() as conn:
+        forgotten_wishes.forget_wish(conn, scopes[is_of_session], at=30.0)
+    assert [one.text for one in everything(world)] == [SHORT]
+    assert in_force(world, session="a") == [SHORT]
+
+
 def test_one_word_replaces_what_was_said_long_ago(world: World) -> None:
     for n in range(5):
         learn(world, f"s{n}", SHORT)
@@ -198,8 +266,7 @@ def test_a_forgotten_lesson_comes_back_with_new_words_alone(world: World, wish: 
     learn(world, "a", wish, FORMAL)
     with world.store.write() as conn:
         gone = next(lesson for lesson in lessons.list_lessons(conn) if lesson.text == wish)
-        forgotten_wishes.record_forgotten(conn, gone)
-        removal.forget(conn, gone.id, at=15.0)
+        forgotten_wishes.forget_wish(conn, gone, at=15.0)
     learn(world, "a", wish, FORMAL, at=20.0, revision=2)
     assert in_force(world) == [FORMAL], "the turn was only judged again"
     learn(world, "b", wish, at=30.0)

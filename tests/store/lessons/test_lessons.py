@@ -94,6 +94,30 @@ def test_a_superseded_lesson_returns_when_the_other_is_forgotten(store: Store) -
         assert lessons.lessons_for(conn, HERE) == [SHORT]
 
 
+def of_session(name: str, *, at: float) -> Lesson:
+    return replace(SHORT, id=name, scope_kind=LessonScope.SESSION, scope_value=name, reinforced_at=at)
+
+
+def test_lessons_of_several_conversations_return_together(store: Store) -> None:
+    """They say the same of different prompts: none takes the place of another one."""
+    with store.write() as conn:
+        put(conn, replace(SHORT, topic="length/long"), of_session("one", at=2.0), of_session("two", at=3.0))
+        lessons.supersede(conn, "one", "aa")
+        lessons.supersede(conn, "two", "aa")
+        removal.forget(conn, "aa", at=5.0)
+        for name in ("one", "two"):
+            assert names(lessons.lessons_for(conn, replace(HERE, sessions=(name,)))) == [name]
+
+
+def test_a_pinned_lesson_of_a_conversation_leaves_other_prompts_as_they_are(store: Store) -> None:
+    with store.write() as conn:
+        put(conn, replace(SHORT, topic="length/long"), of_session("one", at=2.0))
+        lessons.supersede(conn, "one", "aa")
+        assert lessons.pin_in_force(conn, "one") is None
+        assert names(lessons.lessons_for(conn, HERE)) == ["aa"]
+        assert names(lessons.lessons_for(conn, replace(HERE, sessions=("one",)))) == ["one"]
+
+
 def test_lessons_that_contradict_each_other_do_not_return_together(store: Store) -> None:
     medium = replace(SHORT, id="bb", topic="length/medium", reinforced_at=2.0)
     long, longer = (replace(SHORT, id=id_, topic=f"length/{id_}", reinforced_at=3.0) for id_ in ("cc", "dd"))

@@ -13,7 +13,7 @@ contradicts it ends it at once: it was said of this very prompt.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
@@ -140,7 +140,8 @@ class _TurnPlace:
 def _add_evidence(conn: Connection, draft: LessonDraft, verdict: Verdict, place: _TurnPlace) -> set[str]:
     """Merge the draft with the lesson that says the same, or store it; return the lesson's id.
 
-    If a heavier lesson for all prompts contradicts it, it becomes one for its conversation as well; return both ids.
+    If a heavier lesson for all prompts contradicts it, it becomes one for its conversation as well, if that one has the
+    same subject and is not pinned: else both would stand in the prompt, or only the other one. Return both ids.
     """
     scope = place.scope_of(draft)
     new = Lesson(
@@ -167,18 +168,26 @@ def _add_evidence(conn: Connection, draft: LessonDraft, verdict: Verdict, place:
         was_in_force = lesson is not new and lesson.state is not LessonState.SUPERSEDED
         if _settle(conn, lesson.id, rivals, share, verdict.at):
             if not was_in_force:
-                events.append(conn, "lesson.made", lesson.id, {"turn": verdict.turn}, verdict.at)
+                events.append(conn, lessons.MADE_EVENT, lesson.id, {"turn": verdict.turn}, verdict.at)
             _end_narrower(conn, draft, lesson, place, verdict.at)
-        elif lesson.is_practised and place.context.sessions:
-            here = replace(draft, reach=LessonReach.SESSION, same_as=None, contradicts=())
+        elif place.context.sessions and _would_hold_here(draft, lesson, rivals):
+            here = LessonDraft(text=lesson.text, reach=LessonReach.SESSION, topic=_topic_of(draft, lesson))
             return {lesson.id} | _add_evidence(conn, here, verdict, place)
         return {lesson.id}
-    given = lessons.lessons_of_turns(conn, [verdict.turn])
-    return {one.id for one in given if one.id == lesson.id or (_is_of_session(one) and _is_same(draft, one))}
+    of_session = lessons.lessons_in_scope(conn, new.policy, new.key, LessonScope.SESSION, place.context.sessions[0])
+    return {lesson.id} | {one.id for one in of_session if one.topic and one.topic == _topic_of(draft, lesson)}
 
 
-def _is_of_session(lesson: Lesson) -> bool:
-    return lesson.scope_kind is LessonScope.SESSION
+def _would_hold_here(draft: LessonDraft, lesson: Lesson, rivals: Sequence[Lesson]) -> bool:
+    """Return whether a lesson for this conversation would take the place of all these in its prompts."""
+    subject = _topic_of(draft, lesson).partition("/")[0]
+    in_force = [one for one in rivals if one.state is not LessonState.SUPERSEDED]
+    by_subject = subject != "" and all(one.subject == subject and not one.is_pinned for one in in_force)
+    return lesson.is_practised and by_subject
+
+
+def _topic_of(draft: LessonDraft, lesson: Lesson) -> str:
+    return lesson.topic or draft.topic
 
 
 def _end_narrower(conn: Connection, draft: LessonDraft, lesson: Lesson, place: _TurnPlace, at: float) -> None:
@@ -197,7 +206,7 @@ def _is_same(draft: LessonDraft, lesson: Lesson) -> bool:
 
 
 def _is_contradicted(draft: LessonDraft, lesson: Lesson, other: Lesson) -> bool:
-    topic = lesson.topic or draft.topic
+    topic = _topic_of(draft, lesson)
     subject = topic.partition("/")[0]
     by_topic = subject != "" and subject == other.topic.partition("/")[0] and topic != other.topic
     return by_topic or other.id in draft.contradicts

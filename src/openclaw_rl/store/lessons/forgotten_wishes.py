@@ -9,15 +9,24 @@ from sqlalchemy.dialects.sqlite import insert
 
 from openclaw_rl.common.rules.lesson_topics import normalise_lesson
 from openclaw_rl.store import schema as t
-from openclaw_rl.store.lessons import lessons
+from openclaw_rl.store.lessons import lessons, removal
 from openclaw_rl.store.lessons.lessons import Lesson
 
 
-def record_forgotten(conn: Connection, lesson: Lesson) -> None:
-    """Record that the turns of a lesson give it no more. Of the text, only a digest is kept."""
+def forget_wish(conn: Connection, lesson: Lesson, *, at: float) -> None:
+    """Forget a lesson, as `removal.forget` does, and record that its turns give it no more.
+
+    They give it to no other scope, either: a word may be a lesson for its conversation, and count toward one for all
+    prompts. Of the text, only a digest is kept.
+    """
     wish = _wish_name(lesson.topic, lesson.text)
-    if rows := [{"turn": one.turn, "wish": wish} for one in lessons.turns_of_lesson(conn, lesson.id)]:
+    turns = [one.turn for one in lessons.turns_of_lesson(conn, lesson.id)]
+    if turns:
+        rows = [{"turn": turn, "wish": wish} for turn in turns]
         conn.execute(insert(t.forgotten_wishes).on_conflict_do_nothing(), rows)
+    same = [one.id for one in lessons.lessons_of_turns(conn, turns) if _wish_name(one.topic, one.text) == wish]
+    removal.remove_evidence(conn, turns, at=at, only=[id_ for id_ in same if id_ != lesson.id], keep_pinned=True)
+    removal.forget(conn, lesson.id, at=at)
 
 
 def is_forgotten(conn: Connection, turn: str, topic: str, text: str) -> bool:

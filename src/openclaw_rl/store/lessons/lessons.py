@@ -48,6 +48,8 @@ from openclaw_rl.types import Kind
 
 log = logging.getLogger("openclaw_rl.store")
 
+MADE_EVENT = "lesson.made"
+"""Event: a turn, `data["turn"]`, put a lesson into force."""
 SUPERSEDED_EVENT = "lesson.superseded"
 """Event: a lesson that was in force is so no longer, because of another one."""
 MAX_LESSON_CHARS = 1200
@@ -337,13 +339,16 @@ def set_pinned(conn: Connection, id: str, is_pinned: bool) -> None:
 def pin_in_force(conn: Connection, id: str) -> Lesson | None:
     """Pin a lesson and put it into force.
 
-    Returns the lesson in force that had superseded it, as it was. That one is superseded now, and not pinned.
+    Returns the lesson in force that had superseded it, as it was. That one is superseded now, and not pinned. One of a
+    wider scope stays in force for other prompts.
     """
-    rival = _lesson_in_force(conn, id)
+    lesson, rival = get(conn, id), _lesson_in_force(conn, id)
     set_pinned(conn, id, True)
-    if rival is None or rival.id == id:
+    if lesson is None or rival is None or rival.id == id:
         return None
     mark_active(conn, id)
+    if (rival.scope_kind, rival.scope_value) != (lesson.scope_kind, lesson.scope_value):
+        return None
     supersede(conn, rival.id, id)
     set_pinned(conn, rival.id, False)
     return rival

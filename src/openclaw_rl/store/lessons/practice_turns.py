@@ -96,14 +96,26 @@ def lessons_of_practice(conn: Connection, turn_ids: Collection[str]) -> dict[str
 def turns_practised_from(conn: Connection, evidence: Collection[str]) -> list[str]:
     """Return the turns of practice that lose their ground with these turns, oldest first.
 
-    That is: one of their lessons has no other evidence, or their prompt is that of one of the turns.
+    That is: one of their lessons has no other evidence, or their prompt is that of one of the turns. Of a lesson that
+    was deleted, the turns that put it into force count.
     """
-    own = [
+    own = _deleted_lessons(conn, evidence) + [
         lesson.id
         for lesson in lessons.lessons_of_turns(conn, evidence)
         if {one.turn for one in lessons.turns_of_lesson(conn, lesson.id)} <= set(evidence)
     ]
     return sorted({*turns_of_lessons(conn, own), *_turns_of_sources(conn, evidence)})
+
+
+def _deleted_lessons(conn: Connection, evidence: Collection[str]) -> list[str]:
+    """Return the lessons that were practised, are deleted, and were put into force by these turns alone."""
+    link, event = t.practice_lessons.c, t.events.c
+    deleted = select(link.lesson).where(link.lesson.not_in(select(t.lessons.c.id)))
+    made = select(event.ref, event.data).where(event.kind == lessons.MADE_EVENT, event.ref.in_(deleted))
+    made_by: dict[str, set[str]] = {}
+    for row in conn.execute(made):
+        made_by.setdefault(row.ref, set()).add(from_json(row.data)["turn"])
+    return [lesson for lesson, turn_ids in made_by.items() if turn_ids <= set(evidence)]
 
 
 def turns_of_lessons(conn: Connection, ids: Collection[str]) -> list[str]:

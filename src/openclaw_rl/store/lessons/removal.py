@@ -20,16 +20,16 @@ _EDITED = "the text of the lesson that it practises was edited"
 def forget(conn: Connection, id: str, *, at: float) -> None:
     """Delete a lesson with its evidence. Lessons that it superseded are in force again.
 
-    Where they contradict each other, the newest is; where the lesson was superseded itself, its successor stays. Turns
-    of practice are taken back if no version was published with them.
+    Where those of one scope contradict each other, the newest is; where the lesson was superseded itself, its successor
+    stays. Turns of practice are taken back if no version was published with them.
     """
     successor = conn.execute(select(t.lessons.c.superseded_by).where(t.lessons.c.id == id)).scalar_one_or_none()
-    freed, newest = lessons.superseded_lessons(conn, id), dict[str, str]()
+    freed, newest = lessons.superseded_lessons(conn, id), dict[tuple[str, str, str], str]()
     turn_states.take_back(conn, _unpublished_practice(conn, id), _FORGOTTEN, at=at)
     conn.execute(delete(t.lessons).where(t.lessons.c.id == id))
     for other in sorted(freed, key=lambda lesson: lesson.reinforced_at, reverse=True):
-        subject = other.topic.partition("/")[0] or other.id
-        by = successor or newest.setdefault(subject, other.id)
+        rivals = other.scope_kind, other.scope_value, other.subject or other.id
+        by = successor or newest.setdefault(rivals, other.id)
         if by == other.id:
             lessons.mark_active(conn, other.id)
         else:
