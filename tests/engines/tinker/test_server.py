@@ -326,7 +326,7 @@ def test_a_session_that_is_of_no_use_sends_no_heartbeats(
 
     async def body(engine: EngineClient) -> None:
         for _ in range(2):
-            with pytest.raises(EngineError, match="no model|refused the key"):
+            with pytest.raises(EngineError, match=r"no model|refused the key"):
                 await engine.info()
         async with asyncio.timeout(10):
             while sdk.closed < 2:
