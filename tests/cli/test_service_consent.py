@@ -38,6 +38,27 @@ def test_without_a_yes_nothing_starts(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "to train" not in said
 
 
+@pytest.mark.parametrize(("backend", "stays"), [("tinker", "The store stays here"), ("fireworks", "Scores, training")])
+def test_what_is_said_hides_no_reaction_and_no_score(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], backend: str, stays: str
+) -> None:
+    """The next message is the reaction, and it is sent; in training the score decides the numbers that are sent."""
+    more = {"engine.backend": backend, "tinker.url": None, "engine.max_context": 64}
+    if backend == "tinker":
+        more |= {"train.trainer": "tinker", "gate.kind": "numbers"}
+    else:
+        values = {"base_model": "accounts/fireworks/models/m", "api_key": "fw", "account": "me"}
+        more |= {f"fireworks.{name}": value for name, value in values.items()}
+    config = from_flat({"home": str(tmp_path)} | more)
+    prepare_home(config)
+    require_consent(config, ("engine", "train"), yes=True)
+    said = capsys.readouterr().err
+    assert "A reaction that is the next message of its conversation is part of the next prompt." in said
+    assert "reactions as text" not in said
+    assert stays in said
+    assert ("a number for each token, which its score decides" in said) == (backend == "tinker")
+
+
 def test_a_yes_is_recorded_and_holds_for_this_address(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = settings(tmp_path)
     require_consent(config, SERVE, yes=True)

@@ -16,7 +16,8 @@ def serving_text(config: Config) -> str:
         f"With these settings the Fireworks service ({config.fireworks.url}) gets:\n"
         "  - to answer: the tokens of every prompt (system text, conversation, tools, lessons) and of every reply;\n"
         "  - the names of the models that answer, and the key.\n"
-        "Scores, reactions as text, training and the store stay here."
+        "A reaction that is the next message of its conversation is part of the next prompt.\n"
+        "Scores, training and the store stay here."
     )
 
 

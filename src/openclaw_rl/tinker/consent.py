@@ -10,7 +10,11 @@ SDK_ADDRESS = "the address of the SDK"
 _SENT = {
     "serve": "to answer: the tokens of every prompt (system text, conversation, tools, lessons) and of every reply",
     "train": "to train: the tokens of the turns that it trains on, also under prompts with the hints of the judge, "
-    "with a number for each token",
+    "with a number for each token, which its score decides",
+}
+_STAYS = {
+    "serve": "Scores and the store stay here.",
+    "train": "The store stays here, and the trained weights stay at the service.",
 }
 
 
@@ -34,7 +38,7 @@ def consent_text(config: Config, purposes: tuple[str, ...]) -> str:
         *(f"  - {_SENT[purpose]};" for purpose in purposes),
         f"  - the name of the base model ({model}), the key and, if it is set, the project;",
         "  - what its SDK reports about its own calls and errors (TINKER_TELEMETRY=0 turns that off).",
-        "Scores, reactions as text and the store stay here."
-        + (" The trained weights stay at the service." if "train" in purposes else ""),
+        "A reaction that is the next message of its conversation is part of the next prompt.",
+        _STAYS["train" if "train" in purposes else "serve"],
     ]
     return "\n".join(lines)

@@ -84,14 +84,22 @@ class TinkerService:
             client, capabilities = attempt.result()
         except Exception as error:  # noqa: BLE001 - the SDK raises errors of several libraries
             raise self._to_engine_error(error) from None
-        self._check_model(capabilities)
+        try:
+            self._check_model(capabilities)
+        except EngineError:
+            _close_session(client)
+            raise
         return client
 
     def _ask_capabilities(self) -> tuple[Any, Any]:
         self.sdk = self._load_sdk()
         given = {"base_url": self._config.url, "api_key": self._config.api_key, "project_id": self._config.project_id}
         client = self.sdk.ServiceClient(**{name: value for name, value in given.items() if value})
-        return client, client.get_server_capabilities()
+        try:
+            return client, client.get_server_capabilities()
+        except BaseException:
+            _close_session(client)
+            raise
 
     def _check_model(self, capabilities: Any) -> None:
         """Read the context length of the model. Raises `EngineError` if the service does not have it."""
@@ -215,11 +223,16 @@ class TinkerService:
         client, self._client = self._client, None
         if client is not None:
             log.warning("the Tinker service has ended this session; the next call opens another one")
-            _Attempt(lambda: client.holder.close())  # ends its heartbeats
+            _close_session(client)
 
     def to_engine_error(self, error: BaseException) -> EngineError:
         """Return an error of the SDK as one of ours; one of ours as it is."""
         return error if isinstance(error, EngineError) else self._to_engine_error(error)
+
+
+def _close_session(client: Any) -> None:
+    """End the heartbeats of a session, which otherwise never end: their task keeps the SDK's client alive."""
+    _Attempt(lambda: client.holder.close())
 
 
 class _Attempt:

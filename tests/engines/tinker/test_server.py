@@ -16,7 +16,7 @@ import pytest
 from tests.engines.contract_fixtures import BASE, EngineHarness, closing
 from tests.engines.test_contract import PROMPT, call, collect
 from tests.engines.tinker.conftest import Connect
-from tests.engines.tinker.tinker_sdk import SdkDouble, StatusError
+from tests.engines.tinker.tinker_sdk import SdkDouble, ServiceDouble, StatusError
 
 from openclaw_rl.engines.embedded.client import EngineClient
 from openclaw_rl.errors import EngineError, EngineGone, GrammarError, SamplingUnsupported
@@ -89,6 +89,36 @@ def test_versions_answer_from_models_of_their_own(
         assert sdk.models[4].states == ["tinker://run/s-4"], "that of version 2 was free, and lost"
 
     run(connect(**{"tinker.sample_from": "models"}), body)
+
+
+def test_versions_answer_while_another_one_is_loaded(
+    connect: Connect, version: Callable[[int], PolicyRef], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    created, answers, asked = ServiceDouble.create_sampling_client, threading.Event(), threading.Event()
+
+    def create_slowly(self: ServiceDouble, **given: Any) -> Any:
+        if given.get("model_path") == "tinker://run/v-2":
+            asked.set()
+            assert answers.wait(20)
+        return created(self, **given)
+
+    monkeypatch.setattr(ServiceDouble, "create_sampling_client", create_slowly)
+
+    async def body(engine: EngineClient) -> None:
+        await engine.load([BASE, version(1)])
+        loading = asyncio.create_task(engine.load([BASE, version(1), version(2)]))
+        try:
+            assert await asyncio.to_thread(asked.wait, 10)
+            for number in (0, 1):
+                reply = await asyncio.wait_for(collect(engine, call(version=number)), 10)
+                assert reply.finish == "length"
+            assert not loading.done()
+        finally:
+            answers.set()
+        await loading
+        assert (await collect(engine, call(version=2))).finish == "length"
+
+    run(connect(), body)
 
 
 @pytest.mark.parametrize("call_name", ["sample", "score", "sampler"])
@@ -282,6 +312,30 @@ def test_a_model_that_the_service_lacks_is_named_with_those_it_has(connect: Conn
             await engine.info()
 
     run(connect(**{"tinker.model": "org/other"}), body)
+
+
+@pytest.mark.parametrize("fault", ["model", "capabilities"])
+def test_a_session_that_is_of_no_use_sends_no_heartbeats(
+    connect: Connect, sdk: SdkDouble, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """The engine is asked every second, and each attempt opens a session, whose heartbeats would never end."""
+    monkeypatch.setattr("openclaw_rl.tinker.service.RECONNECT_SECONDS", 0.0)
+    settings = {"tinker.model": "org/other"} if fault == "model" else {}
+    if fault == "capabilities":
+        sdk.failures["capabilities"] = [StatusError(401, "bad key")] * 2
+
+    async def body(engine: EngineClient) -> None:
+        for _ in range(2):
+            with pytest.raises(EngineError, match=r"no model|refused the key"):
+                await engine.info()
+        async with asyncio.timeout(10):
+            while sdk.closed < 2:
+                await asyncio.sleep(0.01)
+        if fault == "capabilities":
+            await engine.info()
+            assert sdk.closed == 2, "the one that is used goes on"
+
+    run(connect(**settings), body)
 
 
 def test_the_context_is_the_least_of_all_that_are_known(connect: Connect, sdk: SdkDouble) -> None:

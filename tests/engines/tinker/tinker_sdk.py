@@ -43,12 +43,16 @@ def end_loop(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
 
 @dataclass
 class SdkDouble:
-    """The module `tinker`. `failures`: errors that the next calls raise: connect, model, sampler, sample, score."""
+    """The module `tinker`. `failures`: errors that the next calls raise.
+
+    Calls: connect, capabilities, model, sampler, sample, score.
+    """
 
     engine: ScriptedEngine
     context: int | None = 512
     failures: dict[str, list[Exception]] = field(default_factory=dict)
     opened: list[dict[str, Any]] = field(default_factory=list)  # arguments of each session
+    closed: int = 0  # sessions whose heartbeats were ended
     params: list[SimpleNamespace] = field(default_factory=list)  # sampling parameters of each reply
     samplers: list[dict[str, Any]] = field(default_factory=list)  # arguments of each sampling client
     models: list[ModelDouble] = field(default_factory=list)
@@ -95,7 +99,15 @@ def check_model(sdk: SdkDouble, model: int | None) -> None:
 class ServiceDouble:
     sdk: SdkDouble
 
+    @property
+    def holder(self) -> ServiceDouble:
+        return self
+
+    def close(self) -> None:
+        self.sdk.closed += 1
+
     def get_server_capabilities(self) -> SimpleNamespace:
+        self.sdk.fail("capabilities")
         model = SimpleNamespace(model_name=MODEL, max_context_length=self.sdk.context)
         return SimpleNamespace(supported_models=[model])
 

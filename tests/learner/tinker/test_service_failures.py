@@ -18,7 +18,7 @@ from openclaw_rl.common.policy_digest import TINKER_FILE
 from openclaw_rl.errors import ModelError, TooLarge, TrainerAbsent
 from openclaw_rl.learner.step_metrics import ZERO_GRADIENT
 from openclaw_rl.learner.tinker import training_session
-from openclaw_rl.learner.tinker.trainer import STEP_ATTEMPTS
+from openclaw_rl.learner.tinker.trainer import STEP_ATTEMPTS, TinkerTrainer
 from openclaw_rl.tinker import service
 
 LOST = ["forward", "forward_backward", "optim_step", "save_state", "save_sampler", "load_state"]
@@ -203,3 +203,53 @@ def test_a_service_that_failed_is_left_alone_for_a_while(
     assert len(sdk.models) == 1
     monkeypatch.setattr(training_session, "RETRY_SECONDS", 0.0)
     assert take_step(trainer, tmp_path / "000001-b").folder is not None
+
+
+def count_attempts(
+    trainer: TinkerTrainer, sdk: TrainingSdk, out: Path, clock: list[float], seconds: int, failure: Exception
+) -> int:
+    """Return how often the service is asked for a step within these seconds, if that fails each time."""
+    before = len(sdk.models)
+    for _ in range(seconds):
+        sdk.fails["optim_step"] = failure
+        with pytest.raises(TrainerAbsent):
+            take_step(trainer, out)
+        clock[0] += 1.0
+    del sdk.fails["optim_step"]
+    return len(sdk.models) - before
+
+
+def test_a_service_that_refuses_each_attempt_is_paid_for_ever_fewer(
+    make: Make, sdk: TrainingSdk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each attempt scores the batch again, which the owner pays for."""
+    clock = [1000.0]
+    trainer = make()
+    monkeypatch.setattr(training_session, "RETRY_SECONDS", 10.0)
+    monkeypatch.setattr(training_session, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    refused = RequestFailedError("no memory on rank 3", "server")
+    assert count_attempts(trainer, sdk, tmp_path / "000001-a", clock, 1000, refused) == 7  # after 0, 10, 30, 70, ...
+    clock[0] += training_session.LONGEST_RETRY_SECONDS
+    assert take_step(trainer, tmp_path / "000001-b").folder is not None
+    assert count_attempts(trainer, sdk, tmp_path / "000002-a", clock, 25, refused) == 1, "after 0 s, with its model"
+    clock[0] += training_session.LONGEST_RETRY_SECONDS
+    assert take_step(trainer, tmp_path / "000002-b").folder is not None
+    away = StatusError(503, "overloaded")
+    assert count_attempts(trainer, sdk, tmp_path / "000003-a", clock, 95, away) == 9, "that passes by itself"
+
+
+def test_the_start_is_saved_only_for_a_step_from_the_base(make: Make, sdk: TrainingSdk, tmp_path: Path) -> None:
+    """Checkpoints stay at the service, which may charge for them, and each restart and each failure makes a model."""
+    one = take_step(make(), tmp_path / "000001-a")
+    trainer = make()
+    trainer.load(folder=one.folder, memory=one.memory)
+    saved = len(sdk.saved)
+    two = take_step(trainer, tmp_path / "000002-a")
+    assert len(sdk.saved) == saved + 2, "state and sampler of the version"
+    trainer.load(folder=None, memory={})
+    take_step(trainer, tmp_path / "000003-a")
+    path = "tinker://run/weights/openclaw-00000"
+    torch.testing.assert_close(sdk.saved[f"{path}3-a"], sdk.saved[f"{path}1-a"], rtol=0, atol=0)
+    trainer.load(folder=two.folder, memory=two.memory)
+    take_step(trainer, tmp_path / "000004-a")
+    assert sdk.restored[-1] == f"{path}2-a"

@@ -37,7 +37,12 @@ class VersionSamplers:
         return version.sampler
 
     async def find_or_create(self, path: str | None) -> Any:
-        """Return the SDK's sampling client of a version. Raises `EngineError`."""
+        """Return the SDK's sampling client of a version. Raises `EngineError`.
+
+        One that is there does not wait for another that is being created, which takes as long as the service does.
+        """
+        if (found := self._samplers.get(path)) is not None:
+            return found
         return await asyncio.shield(self._create_once(path))  # a call that is cancelled leaves no model behind
 
     async def _create_once(self, path: str | None) -> Any:

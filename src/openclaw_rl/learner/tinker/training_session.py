@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from openclaw_rl.common.progress import library_call
-from openclaw_rl.errors import EngineError, ModelError, TooLarge, TrainerAbsent
+from openclaw_rl.errors import EngineError, EngineGone, ModelError, TooLarge, TrainerAbsent
 from openclaw_rl.learner.forward.packing import TokenSequence
 from openclaw_rl.learner.tinker.datum_arrays import DatumArrays, make_datum, response_part, scale_for_reduction
 from openclaw_rl.learner.tinker.training_budget import TrainingBudget
@@ -23,6 +23,7 @@ from openclaw_rl.types import Logprobs
 
 T = TypeVar("T")
 RETRY_SECONDS = 10.0  # seconds between two attempts: each one makes a model at the service
+LONGEST_RETRY_SECONDS = 600.0  # the same after refusals in a row: each attempt pays for the tokens of the batch again
 ADAM_EPS = 1e-8  # as torch's AdamW, which the local trainer uses
 
 
@@ -33,23 +34,29 @@ class TrainingSession:
         self._service, self._tinker, self._train, self._usage = service, tinker, train, usage
         self._client: Any = None
         self._base: Any = None
-        self._initial: str | None = None  # state of the adapter before its first step
+        self._initial: str | None = None  # state of this model before its first step; None: not saved
         self._failed: tuple[float, TrainerAbsent] | None = None  # when the service failed, and how
+        self._refusals = 0  # in a row, since the last version: failures that do not pass by themselves
 
     def restore(self, state: str | None) -> None:
         """Make the service's model that of a checkpoint; None: the base with a new adapter.
 
         Each step begins so: what an earlier step did there, whose answer may be lost, has no effect on it. After a
-        failure of the service it is not asked for `RETRY_SECONDS`.
+        failure of the service it is not asked for `RETRY_SECONDS`, and twice as long after each further refusal.
         """
-        if self._failed is not None and time.monotonic() - self._failed[0] < RETRY_SECONDS:
+        if self._failed is not None and time.monotonic() - self._failed[0] < self._retry_seconds:
             raise self._failed[1]
-        if self._client is None:
-            self._client = self._run_blocking(self._create_model)
-            name = f"initial-{uuid.uuid4().hex[:12]}"
-            self._initial = self._save_checkpoint("weights", name)
+        if self._client is None or (state is None and self._initial is None):
+            self._client, self._initial = self._run_blocking(self._create_model), None
+        if state is None and self._initial is None:
+            self._initial = self._save_checkpoint("weights", f"initial-{uuid.uuid4().hex[:12]}")
         path = state or self._initial
         self._finish(lambda: self._client.load_state_with_optimizer(path))
+
+    @property
+    def _retry_seconds(self) -> float:
+        doublings = min(max(0, self._refusals - 1), 10)
+        return min(RETRY_SECONDS * 2.0**doublings, LONGEST_RETRY_SECONDS)
 
     def _create_model(self) -> Any:
         return self._service.create_model(rank=self._train.lora.rank, seed=self._train.seed)
@@ -100,7 +107,9 @@ class TrainingSession:
     def save_version(self, name: str) -> tuple[str, str]:
         """Save the model under a new name. Return the paths of its state, and of its weights for sampling."""
         state = self._save_checkpoint("weights", name)
-        return state, self._save_checkpoint("sampler_weights", name)
+        sampler = self._save_checkpoint("sampler_weights", name)
+        self._refusals = 0
+        return state, sampler
 
     def _save_checkpoint(self, kind: CheckpointKind, name: str) -> str:
         return self._run_blocking(lambda: self._service.save_checkpoint(self._client, kind, name))
@@ -148,6 +157,7 @@ class TrainingSession:
 
     def _absent(self, error: EngineError) -> TrainerAbsent:
         self.reset()  # gradients of a call without an answer may be there
+        self._refusals += not isinstance(error, EngineGone)
         self._failed = time.monotonic(), TrainerAbsent(str(error))
         return self._failed[1]
 

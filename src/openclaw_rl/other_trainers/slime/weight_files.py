@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -32,6 +33,8 @@ def fingerprint_of(folder: Path) -> str:
 def _read_tensors(path: Path) -> list[tuple[str, dict[str, Any], bytes]]:
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
+        if size > path.stat().st_size:
+            raise ValueError(f"{path}: no safetensors file, or not all of it")
         header = json.loads(file.read(size))
         found = []
         for name, about in header.items():
@@ -44,11 +47,15 @@ def _read_tensors(path: Path) -> list[tuple[str, dict[str, Any], bytes]]:
 
 
 def find_version(home: Path, fingerprint: str) -> str | None:
-    """Return the folder name of the newest version of the home with these weights; None: of no version."""
+    """Return the folder name of the newest version of the home with these weights; None: of no version.
+
+    A folder whose files cannot be read, such as one that a killed trainer left, is no version.
+    """
     folders = sorted(home.glob("policies/*/"), key=lambda path: _number_of(path.name), reverse=True)
     for folder in folders:
-        if any(folder.glob("*.safetensors")) and fingerprint_of(folder) == fingerprint:
-            return folder.name
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            if any(folder.glob("*.safetensors")) and fingerprint_of(folder) == fingerprint:
+                return folder.name
     return None
 
 
