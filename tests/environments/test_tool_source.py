@@ -69,6 +69,7 @@ def test_a_host_that_the_owner_lists_is_allowed_and_openais_format_is_read(tmp_p
     ("task", "words"),
     [
         ({"check": {"kind": "exact", "value": "x"}}, "expected either `prompt`"),
+        ({"messages": [{"content": "p"}], "check": {"kind": "exact", "value": "x"}}, "messages.0: expected a message"),
         ({"prompt": "p"}, "no `check`"),
         ({"prompt": "p", "check": {"kind": "guess"}}, "guess"),
         ({"prompt": "p", "check": {"kind": "exact", "value": "x"}, "tools": ["g"]}, "unknown tool 'g'"),

@@ -19,7 +19,7 @@ from openclaw_rl.environments.types import EpisodeRunner, PlayLimits, PlayOutcom
 from openclaw_rl.errors import OpenClawError
 
 log = logging.getLogger(__name__)
-_EXTRA_TTL = 300  # seconds for opening and ending an episode, beside the time for playing
+_EXTRA_TTL = 3600  # seconds beside the time for playing: build and verifier of a task folder may have their own
 _MAX_TTL = 604800  # seconds
 _MIN_VOID_ROW = 16
 _LISTED_AT_ONCE = 16

@@ -74,6 +74,8 @@ def play_run(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any
             assert leases.read_leases() == []
         stored = site.http.get(f"/v1/episodes?group=r-{tasks[0].digest[:16]}-0").json()["data"]
         assert [(one["status"], one["reward"], one["reason"]) for one in stored] == found[tasks[0].id]
+        spans = {one["expires_at"] - one["started_at"] for one in stored}
+        assert spans == {10 + 3600}, "a verifier that takes its own time afterwards is not too late"
         return found
 
     return play

@@ -18,9 +18,7 @@ from openclaw_rl.environments.sources.tools.call_matching import CallMade, Expec
 from openclaw_rl.environments.sources.tools.tool_config import describe_error
 from openclaw_rl.errors import ConfigError
 
-_NUMBER = re2.compile(
-    r"[-+]?(?:(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
-)
+_NUMBER = re2.compile(r"[-+]?(?:(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 _LIST_MARK = re2.compile(r"^\s*(?:[-*+]|[0-9]+[.)])\s+")
 _FENCE = re2.compile(r"(?s)```(?:json)?\s*(.*?)```")
 
