@@ -152,7 +152,7 @@ def test_bad_arguments_are_answered_and_are_not_void(player: Player, service: Se
 
 def test_half_of_a_surrogate_pair_is_answered_and_is_not_void(player: Player, service: Service) -> None:
     """JSON can escape it, and no address can have it."""
-    player.config["tools"][0]["http"]["method"] = "GET"
+    player.config["tools"][0]["http"]["url"] += "/{country}"
     said = '{"tool": "look_up", "arguments": {"country": "\\ud800"}}'
     outcome = player.play(said, "Lima", agent="text")
     assert (outcome.status, outcome.parts) == ("done", {"exact": 1.0, "calls": 0.0})

@@ -181,14 +181,13 @@ def _parse_arguments(text: str) -> dict[str, Any]:
     """Return the arguments of a call. Raises `ValueError` with what the model is told."""
     try:
         found = json.loads(text or "{}")
+        json.dumps(found, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ValueError("the arguments have half of a surrogate pair, which is no text") from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"the arguments are not valid JSON: {error}") from None
     if not isinstance(found, dict):
         raise ValueError("expected the arguments as a JSON object")
-    try:
-        json.dumps(found, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise ValueError("the arguments have half of a surrogate pair, which is no text") from None
     return found
 
 
