@@ -131,7 +131,7 @@ class EpisodeLoop:
             outcome = await self.runner.play_episode(task, ticket, folder, self.limits)
         except (OpenClawError, OSError) as error:
             outcome = void_outcome(f"the runner failed: {error}")
-        except Exception as error:  # of an environment, on any words of a policy: the other episodes go on
+        except Exception as error:  # any error of an environment: the other episodes continue
             log.exception("%s: the runner failed", episode.id)
             outcome = void_outcome(f"the runner failed: {type(error).__name__}: {error}")
         if outcome.status == "done":

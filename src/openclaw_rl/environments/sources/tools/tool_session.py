@@ -178,7 +178,7 @@ def _collect_code(tools: Sequence[ToolSpec], folder: Path) -> BoxTools:
 
 
 def _parse_arguments(text: str) -> dict[str, Any]:
-    """Return the arguments of a call. Raises `ValueError` with what the model is told."""
+    """Return the arguments of a call. Raises `ValueError` with the words for the model."""
     try:
         found = json.loads(text or "{}")
         json.dumps(found, ensure_ascii=False).encode()
