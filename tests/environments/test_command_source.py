@@ -121,10 +121,32 @@ def test_an_interrupted_episode_leaves_no_process() -> None:
     assert find_processes(folder) == []
 
 
-@pytest.mark.parametrize("raw", [b"", b"[]", b'{"reward": true}', b'{"reward": 1, "score": 2}', b'{"parts": {"a": 1}}'])
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"[]",
+        b"1" + 400 * b"0",
+        b'{"reward": true}',
+        b'{"reward": 1, "score": 2}',
+        b'{"parts": {"a": 1}}',
+        b'{"reward": 1, "status": "error"}',
+        b'{"reward": 1, "steps": [1]}',
+        b'{"reward": 1, "steps": [{"index": "0", "reward": 1}]}',
+        b'{"reward": 1, "steps": [{"index": -1, "reward": 1}]}',
+        b'{"reward": 1, "steps": [{"index": 0}]}',
+        b'{"reward": 1, "steps": [{"index": 0, "reward": NaN}]}',
+        b'{"reward": 1, "steps": [{"index": 0, "turn": "t", "reward": 1}]}',
+    ],
+)
 def test_rewards_that_are_none_are_refused(raw: bytes) -> None:
     with pytest.raises(ValueError, match=r"expected|unknown|valid"):
         parse_reward(raw)
+
+
+def test_rewards_of_steps_are_by_turn_or_by_index() -> None:
+    steps = [{"turn": "t", "reward": -0.5}, {"index": 2, "reward": 1.0}]
+    assert parse_reward(json.dumps({"reward": 1, "steps": steps}).encode()).steps == steps
 
 
 def test_words_that_name_files_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,6 +186,8 @@ def test_the_file_of_tasks(tmp_path: Path) -> None:
     first, second = read_task_file(file)
     assert (first.id, first.split, first.digest) == ("a", "train", task_digest({"q": 1}))
     assert (second.id, second.split) == (f"task-{second.digest[:12]}", "held_out")
+    file.write_text('{"q": "one\u2028two\x85three"}\r\n{"q": 2}', encoding="utf-8")
+    assert [task.data["q"] for task in read_task_file(file)] == ["one\u2028two\x85three", 2]
     for text, words in (
         ("[1]", "expected a JSON object"),
         ("{", "not valid JSON"),

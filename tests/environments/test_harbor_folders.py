@@ -130,6 +130,9 @@ def test_the_split_is_of_the_task_or_of_its_digest(tmp_path: Path) -> None:
     tasks = load_tasks_below(tmp_path)
     assert [(task.id, task.split) for task in tasks] == [("a/one", "held_out"), ("a/two", "train")]
     assert {task.split for task in load_tasks_below(tmp_path, 1.0)} == {"held_out"}
+    write_task(tmp_path / "b" / "one", '[metadata]\nbest_reward = "all"')
+    with pytest.raises(ConfigError, match=r"b/one/task\.toml: metadata\.best_reward: expected a number, got 'all'"):
+        load_tasks_below(tmp_path / "b")
     with pytest.raises(ConfigError, match="no such folder"):
         load_tasks_below(tmp_path / "missing")
     (tmp_path / "empty").mkdir()

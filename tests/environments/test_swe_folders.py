@@ -61,3 +61,17 @@ def test_a_folder_has_the_instances_of_its_files(tmp_path: Path) -> None:
 def test_a_folder_without_files_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no \*\.jsonl in this folder"):
         make_task_folders(tmp_path)
+
+
+def test_a_line_ends_at_its_line_feed(tmp_path: Path) -> None:
+    """Files that were written without escapes have other line separators within their texts."""
+    instance = make_instance("lru-cache", tmp_path, "pytest") | {"problem_statement": "one\u2028two\x85three"}
+    file = tmp_path / "bench.jsonl"
+    file.write_text(json.dumps(instance, ensure_ascii=False) + "\n", encoding="utf-8")
+    assert "unfit" not in settings_of(make_task_folders(file), instance)
+
+
+def test_tests_that_are_no_list_are_refused_with_their_line(tmp_path: Path) -> None:
+    instance = make_instance("lru-cache", tmp_path, "pytest") | {"PASS_TO_PASS": "['a']"}
+    with pytest.raises(ConfigError, match=r"bench\.jsonl:1: PASS_TO_PASS: expected a list of tests, got \['a'\]"):
+        make_task_folders(write(tmp_path / "bench.jsonl", instance))

@@ -69,6 +69,7 @@ def test_a_host_that_the_owner_lists_is_allowed_and_openais_format_is_read(tmp_p
     ("task", "words"),
     [
         ({"check": {"kind": "exact", "value": "x"}}, "expected either `prompt`"),
+        ({"messages": [{"content": "p"}], "check": {"kind": "exact", "value": "x"}}, "messages.0: expected a message"),
         ({"prompt": "p"}, "no `check`"),
         ({"prompt": "p", "check": {"kind": "guess"}}, "guess"),
         ({"prompt": "p", "check": {"kind": "exact", "value": "x"}, "tools": ["g"]}, "unknown tool 'g'"),
@@ -133,6 +134,8 @@ def test_the_setting_names_the_tools(tmp_path: Path) -> None:
         ({"kind": "number", "value": 1234.5}, ["It is 1,234.5", "7, then +1.2345e3"],
          ["1234.5 of 7", "", "12345"]),
         ({"kind": "number", "value": 0.333, "tolerance": 0.001}, [".3333 or so"], ["0.34", "-0.333"]),
+        ({"kind": "number", "value": 5}, ["page5", "Room e5", "+e3 is 5."], ["e", "1" + "0" * 400]),
+        ({"kind": "json", "value": 1.5}, ["1.5"], ["1" + "0" * 400]),
         ({"kind": "set", "value": ["a b", 3]}, ["3, A B", '["a b", 3]', "- 3\n- a b", "1. a b\n2) 3"],
          ["3", "a b, 3, 4"]),
         ({"kind": "json", "value": {"a": [1, True]}}, ['{"a": [1.0, true]}', 'So:\n```json\n{"a": [1, true]}\n```'],
@@ -171,12 +174,13 @@ def test_calls_are_matched_each_with_one_of_its_own() -> None:
         ({"city": "New-York", "days": 3, "unit": "c"}, True),
         ({"city": "New York", "days": 3, "unit": "F"}, False),
         ({"city": "New York", "days": True}, False),
+        ({"city": "New York", "days": 10**400}, False),
         ({"city": "New York"}, False),
         ({"city": "New York", "days": 3, "more": 1}, False),
     ],
 )
 def test_alternatives_and_loose_text(arguments: dict[str, Any], is_right: bool) -> None:
-    expected = {"tool": "w", "alternatives": {"city": ["New York", "NYC"], "days": [3], "unit": ["C", ""]}}
+    expected = {"tool": "w", "alternatives": {"city": ["New York", "NYC"], "days": [3.0], "unit": ["C", ""]}}
     check = CallsCheck.model_validate({"kind": "calls", "value": [expected], "loose_text": True})
     assert check.score_calls([made_call("w", **arguments)]) == float(is_right)
 

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Mapping
 from typing import Any
 
 import aiohttp
 
-from openclaw_rl.environments.types import EpisodeTicket, PlayOutcome
+from openclaw_rl.environments.types import EpisodeTicket, PlayOutcome, void_outcome
 from openclaw_rl.errors import OpenClawError
 
 _TIMEOUT = aiohttp.ClientTimeout(total=60, sock_connect=10)
 _PAUSE = 0.5  # seconds between two attempts
+_BAD_REQUEST, _CONFLICT = 400, 409
+_JSON = {"Content-Type": "application/json"}
+
+
+class _RequestRefused(OpenClawError):
+    """Raised if the gateway refused a request (status 4xx). `words`: what it said."""
+
+    def __init__(self, what: str, status: int, words: str) -> None:
+        super().__init__(what + words)
+        self.status, self.words = status, words
 
 
 class EpisodeClient:
@@ -30,14 +41,30 @@ class EpisodeClient:
             episode=episode, base_url=answer["base_url"], api_key=answer["api_key"], model=answer["model"]
         )
 
-    async def end_episode(self, episode: str, outcome: PlayOutcome) -> None:
-        """Post the outcome. Raises `OpenClawError` if the gateway refuses it or does not answer."""
-        body: dict[str, Any] = {"status": outcome.status}
-        if outcome.reward is not None:
-            body |= {"reward": outcome.reward, "parts": dict(outcome.parts), "steps": [dict(s) for s in outcome.steps]}
-        if outcome.reason is not None:
-            body["reason"] = outcome.reason
-        await self._request("POST", f"/v1/episodes/{episode}/outcome", body)
+    async def end_episode(self, episode: str, outcome: PlayOutcome) -> PlayOutcome:
+        """Post the outcome. Return the one that the episode has from now on.
+
+        That is another one if the episode has ended already, for example because it expired; and void if the gateway
+        refuses the outcome, for example for the reward of a step that is no reply of this episode. Raises
+        `OpenClawError` if the gateway does not answer.
+        """
+        path = f"/v1/episodes/{episode}/outcome"
+        try:
+            try:
+                await self._request("POST", path, _outcome_body(outcome))
+            except _RequestRefused as error:
+                if error.status != _BAD_REQUEST:
+                    raise
+                outcome = void_outcome(f"its outcome was refused: {error.words}")
+                await self._request("POST", path, _outcome_body(outcome))
+        except _RequestRefused as error:
+            if error.status != _CONFLICT:
+                raise
+            entry = await self._request("GET", f"/v1/episodes/{episode}")
+            if entry["status"] != "done":
+                return void_outcome(entry["reason"] or error.words)
+            return PlayOutcome(status="done", reward=entry["reward"], reason=entry["reason"])
+        return outcome
 
     async def list_turns(self, episode: str) -> list[dict[str, Any]]:
         """Return the turns of an episode in the order of their admission, without text."""
@@ -53,9 +80,11 @@ class EpisodeClient:
         self, verb: str, path: str, body: Mapping[str, Any] | None = None, *, missing: Any = None
     ) -> Any:
         end = time.monotonic() + self._retry_seconds
+        # Half a surrogate pair, which a program may have escaped, becomes "?": the gateway takes UTF-8.
+        sent = None if body is None else json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
         while True:
             try:
-                async with self._http.request(verb, f"{self._url}{path}", json=body) as response:
+                async with self._http.request(verb, f"{self._url}{path}", data=sent, headers=_JSON) as response:
                     answer = await response.json(content_type=None)
                 if response.status < 400:
                     return answer
@@ -63,7 +92,8 @@ class EpisodeClient:
                     return missing
                 problem = f"{response.status}: {_error_words(answer)}"
                 if response.status < 500:
-                    raise OpenClawError(f"the gateway at {self._url} refused {verb} {path}: {problem}")
+                    what = f"the gateway at {self._url} refused {verb} {path}: "
+                    raise _RequestRefused(what, response.status, problem)
             except (aiohttp.ClientError, TimeoutError, ValueError) as error:
                 problem = f"{type(error).__name__}: {error}"
             if time.monotonic() >= end:
@@ -77,6 +107,15 @@ def open_session(key: str) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(
         headers={"Authorization": f"Bearer {key}"}, timeout=_TIMEOUT, connector=connector, trust_env=False
     )
+
+
+def _outcome_body(outcome: PlayOutcome) -> dict[str, Any]:
+    body: dict[str, Any] = {"status": outcome.status}
+    if outcome.reward is not None:
+        body |= {"reward": outcome.reward, "parts": dict(outcome.parts), "steps": [dict(s) for s in outcome.steps]}
+    if outcome.reason is not None:
+        body["reason"] = outcome.reason
+    return body
 
 
 def _error_words(answer: Any) -> str:

@@ -19,7 +19,7 @@ from openclaw_rl.environments.types import EpisodeRunner, PlayLimits, PlayOutcom
 from openclaw_rl.errors import OpenClawError
 
 log = logging.getLogger(__name__)
-_EXTRA_TTL = 300  # seconds for opening and ending an episode, beside the time for playing
+_EXTRA_TTL = 3600  # seconds beside the time for playing: build and verifier of a task folder may have their own
 _MAX_TTL = 604800  # seconds
 _MIN_VOID_ROW = 16
 _LISTED_AT_ONCE = 16
@@ -116,8 +116,7 @@ class EpisodeLoop:
         except OpenClawError:  # the gateway refused it or is away: the reaper posts the outcome
             await asyncio.shield(asyncio.to_thread(remove_leftovers, folder))
             raise
-        await asyncio.shield(self._end_episode(episode, folder, outcome))
-        return outcome
+        return await asyncio.shield(self._end_episode(episode, folder, outcome))
 
     async def _play_episode(self, episode: PlannedEpisode, folder: str) -> PlayOutcome:
         task, began, pid = episode.task, time.monotonic(), self.gateway_pid()
@@ -132,6 +131,9 @@ class EpisodeLoop:
             outcome = await self.runner.play_episode(task, ticket, folder, self.limits)
         except (OpenClawError, OSError) as error:
             outcome = void_outcome(f"the runner failed: {error}")
+        except Exception as error:  # any error of an environment: the other episodes continue
+            log.exception("%s: the runner failed", episode.id)
+            outcome = void_outcome(f"the runner failed: {type(error).__name__}: {error}")
         if outcome.status == "done":
             turns = await self.client.list_turns(episode.id)
             why = void_reason([turn["status"] for turn in turns], restarted=self.gateway_pid() != pid)
@@ -146,11 +148,13 @@ class EpisodeLoop:
         )
         return outcome
 
-    async def _end_episode(self, episode: PlannedEpisode, folder: str, outcome: PlayOutcome) -> None:
+    async def _end_episode(self, episode: PlannedEpisode, folder: str, outcome: PlayOutcome) -> PlayOutcome:
+        """Clean up and post the outcome. Return the one that the gateway took."""
         is_gone = await asyncio.to_thread(remove_leftovers, folder)
-        await self.client.end_episode(episode.id, outcome)
+        taken = await self.client.end_episode(episode.id, outcome)
         if is_gone:  # else the next run tries again
             self.leases.remove_lease(episode.id)
+        return taken
 
 
 def void_reason(replies: list[str], *, restarted: bool) -> str | None:

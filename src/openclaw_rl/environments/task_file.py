@@ -31,7 +31,7 @@ def read_task_file(path: Path, held_out_share: float = 0.0) -> list[EnvironmentT
         ) from None
     tasks: list[EnvironmentTask] = []
     seen: dict[str, int] = {}
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         task = _parse_task(line, f"{path}:{number}", held_out_share)

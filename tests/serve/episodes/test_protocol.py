@@ -239,6 +239,18 @@ def test_an_expired_episode_is_void(site: Site, open_episode: Open) -> None:
     assert "it expired without an outcome" in answer.json()["error"]["message"]
 
 
+def test_an_outcome_after_the_expiry_is_too_late(site: Site, open_episode: Open) -> None:
+    """Also before the collector has seen it: the last requests of the program may have been refused."""
+    run = open_episode("e", ttl=1)
+    time.sleep(1.1)
+    assert run.send(ANY).status_code == 410
+    answer = run.end(1.0)
+    assert answer.status_code == 409
+    assert answer.json()["error"]["message"] == "episode e has ended: it expired without an outcome."
+    assert run.end(None).status_code == 200
+    assert run.shown()["status"] == "void"
+
+
 def test_sampling_that_spoils_a_turn_is_replaced_and_named(site: Site, open_episode: Open) -> None:
     run = open_episode("e", sampling={"max_tokens": 7})
     spoiled = {"temperature": 0, "top_p": 0.5, "presence_penalty": 1, "frequency_penalty": 1, "logit_bias": {"5": 2}}

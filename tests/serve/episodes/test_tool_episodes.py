@@ -150,6 +150,16 @@ def test_bad_arguments_are_answered_and_are_not_void(player: Player, service: Se
     assert words in player.prompts[-1]
 
 
+def test_half_of_a_surrogate_pair_is_answered_and_is_not_void(player: Player, service: Service) -> None:
+    """JSON can escape it, and no address can have it."""
+    player.config["tools"][0]["http"]["url"] += "/{country}"
+    said = '{"tool": "look_up", "arguments": {"country": "\\ud800"}}'
+    outcome = player.play(said, "Lima", agent="text")
+    assert (outcome.status, outcome.parts) == ("done", {"exact": 1.0, "calls": 0.0})
+    assert service.seen == []
+    assert "half of a surrogate pair" in player.prompts[-1]
+
+
 @pytest.mark.parametrize(("status", "outcome"), [(404, "done"), (422, "done"), (500, "void"), (302, "void")])
 def test_a_service_that_breaks_is_void(player: Player, service: Service, status: int, outcome: str) -> None:
     service.status = status

@@ -145,7 +145,10 @@ async def play_task(asked: dict[str, Any]) -> dict[str, Any]:
 async def run_task(
     data: Mapping[str, Any], task: Any, access: Mapping[str, Any], replies: int | None = None
 ) -> dict[str, Any]:
-    """Let the library play a task. `access`: `base_url`, `api_key`, `model` and `seconds`. Return the outcome."""
+    """Let the library play a task. `access`: `base_url`, `api_key`, `model` and `seconds`. Return the outcome.
+
+    The library ends the policy's part itself, so that the limit of the whole means that the environment hangs: void.
+    """
     v1 = importlib.import_module("verifiers.v1")
     prepare_program()
     client = v1.EvalClientConfig(
@@ -158,7 +161,10 @@ async def run_task(
             (slot,) = environment.slots(task)
             return make_outcome(await environment.run_slot(slot, context))
     except TimeoutError:
-        return {"reward": 0.0, "reason": f"not played and scored within {access['seconds']:g} s"}
+        return {
+            "status": "void",
+            "reason": f"the environment or a reward function hung: no end within {access['seconds']:g} s",
+        }
 
 
 def prepare_program() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
@@ -69,7 +70,7 @@ def make_task_folders(path: Path) -> Path:
         raise ConfigError(f"{path}: {error}. Expected a file of SWE-bench, with a writable folder around it") from None
     instances: dict[str, dict[str, Any]] = {}
     for file, text in texts.items():
-        for number, line in enumerate(text.splitlines(), 1):
+        for number, line in enumerate(text.split("\n"), 1):
             if line.strip():
                 instance = _read_instance(line, f"{file}:{number}")
                 if instances.setdefault(instance["instance_id"], instance) != instance:
@@ -99,7 +100,8 @@ def _read_instance(line: str, where: str) -> dict[str, Any]:
         raise ConfigError(f"{where}: no text in {', '.join(missing)}. Expected an instance of SWE-bench")
     for kind in ("FAIL_TO_PASS", "PASS_TO_PASS"):
         names = found.get(kind, [])
-        names = json.loads(names) if isinstance(names, str) else names
+        with contextlib.suppress(ValueError, RecursionError):  # else it is no list, either
+            names = json.loads(names) if isinstance(names, str) else names
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise ConfigError(f"{where}: {kind}: expected a list of tests, got {str(names)[:100]}")
         found[kind] = names

@@ -90,7 +90,7 @@ def end_episode(conn: Connection, end: EpisodeEnd) -> None:
     """Store the outcome, with an event "episode.ended". The same outcome again changes nothing.
 
     Raises `RequestError` for an unknown episode (404), for a step reward of a turn that it does not have (400), and if
-    it has ended with another outcome (409).
+    it has ended with another outcome or has expired (409): its last requests may have been refused.
     """
     before = get_episode(conn, end.id)
     if before is None or before.scope != end.scope:
@@ -102,6 +102,8 @@ def end_episode(conn: Connection, end: EpisodeEnd) -> None:
                 f"episode {end.id} has ended with another outcome: {had}{f' ({before.reason})' * bool(before.reason)}."
             )
         return
+    if end.outcome == "done" and end.at >= before.expires_at:
+        raise _conflict(f"episode {end.id} has ended: {EXPIRED}.")
     _check_steps(conn, end)
     changes = {
         "outcome": end.outcome,

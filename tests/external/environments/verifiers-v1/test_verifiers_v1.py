@@ -63,14 +63,23 @@ def test_a_full_context_is_done_and_a_first_prompt_that_does_not_fit_is_void(com
     assert all("it got no reply" in episode.reason for episode in command.episodes("first"))
 
 
-@pytest.mark.parametrize(("fault", "reason"), [("die", "the process ended"), ("raise", "the tool of the verifier")])
-def test_a_failure_of_the_environment_is_void_and_unfit(command: LibraryCommand, fault: str, reason: str) -> None:
+@pytest.mark.parametrize(
+    ("fault", "reason", "limits"),
+    [
+        ("die", "the process ended", LIMITS),
+        ("raise", "the tool of the verifier", LIMITS),
+        ("hang", "the environment or a reward function hung", ("--limit-seconds", "30")),
+    ],
+)
+def test_a_failure_of_the_environment_is_void_and_unfit(
+    command: LibraryCommand, fault: str, reason: str, limits: tuple[str, ...]
+) -> None:
     source = f"{LEGS}?size=1&fault={fault}"
-    checked = command.run("check", source, *LIMITS)
+    checked = command.run("check", source, *limits)
     assert checked.returncode == 1
     assert "1 tasks, 1 unfit" in checked.stdout
     assert reason in checked.stdout
-    run = ("--run", f"fault-{fault}", "--held-out", "1", "--split", "held_out", "--group", "2", *LIMITS)
+    run = ("--run", f"fault-{fault}", "--held-out", "1", "--split", "held_out", "--group", "2", *limits)
     assert command.run("run", source, *run).returncode == 1, "no episode is done"
     for episode in command.episodes(f"fault-{fault}"):
         assert episode.outcome == "void"

@@ -63,6 +63,9 @@ def load_tasks_below(top: Path, held_out_share: float = 0.0) -> list[Environment
         split = folder.settings.metadata.get("split", split_by_digest(digest, held_out_share))
         if split not in get_args(TaskSplit):
             raise ConfigError(f"{path / SETTINGS_FILE}: metadata.split: expected train or held_out, got {split!r}")
+        best = folder.settings.metadata.get("best_reward", 1.0)
+        if isinstance(best, bool) or not isinstance(best, int | float):
+            raise ConfigError(f"{path / SETTINGS_FILE}: metadata.best_reward: expected a number, got {best!r}")
         if digest in seen:
             raise ConfigError(f"{path}: has the same content as {seen[digest]}. Remove one of them")
         seen[digest] = name

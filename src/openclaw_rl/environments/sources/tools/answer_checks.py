@@ -6,7 +6,6 @@ The checks of answers and calls are pure. `python` and `sqlite` run in a fresh b
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,11 +14,11 @@ import re2
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from openclaw_rl.environments.sources.tools.bfcl_matching import BfclCall, match_bfcl_calls
-from openclaw_rl.environments.sources.tools.call_matching import CallMade, ExpectedCall, match_calls
+from openclaw_rl.environments.sources.tools.call_matching import CallMade, ExpectedCall, equal_numbers, match_calls
 from openclaw_rl.environments.sources.tools.tool_config import describe_error
 from openclaw_rl.errors import ConfigError
 
-_NUMBER = re2.compile(r"[-+]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)?(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
+_NUMBER = re2.compile(r"[-+]?(?:(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 _LIST_MARK = re2.compile(r"^\s*(?:[-*+]|[0-9]+[.)])\s+")
 _FENCE = re2.compile(r"(?s)```(?:json)?\s*(.*?)```")
 
@@ -49,7 +48,7 @@ class NumberCheck(_CheckEntry):
     tolerance: float = Field(1e-9, ge=0)
 
     def score_answer(self, answer: str) -> float:
-        words = [word for word in _NUMBER.findall(answer) if any(sign.isdigit() for sign in word)]
+        words = _NUMBER.findall(answer)
         return float(bool(words) and abs(float(words[-1].replace(",", "")) - self.value) <= self.tolerance)
 
 
@@ -196,7 +195,7 @@ def equal_json(found: Any, expected: Any) -> bool:
     if isinstance(found, bool) or isinstance(expected, bool):
         return found is expected
     if isinstance(found, int | float) and isinstance(expected, int | float):
-        return math.isclose(found, expected, rel_tol=1e-9)
+        return equal_numbers(found, expected)
     if isinstance(found, dict) and isinstance(expected, dict):
         return found.keys() == expected.keys() and all(equal_json(found[name], expected[name]) for name in found)
     if isinstance(found, list | tuple) and isinstance(expected, list | tuple):

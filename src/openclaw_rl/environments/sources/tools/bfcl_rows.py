@@ -128,7 +128,7 @@ def _why_refused(category: str) -> str | None:
 def _read_rows(path: Path) -> Iterator[dict[str, Any]]:
     try:
         text = path.read_text(encoding="utf-8")
-        for line in text.splitlines():
+        for line in text.split("\n"):
             if line.strip():
                 yield json.loads(line)
     except (OSError, UnicodeDecodeError, ValueError) as error:

@@ -60,7 +60,7 @@ class TextFormat:
             return list(task.messages)
         words, messages = explain_tools(definitions), list(task.messages)
         if messages[0]["role"] == "system":
-            return [{**messages[0], "content": f"{messages[0]['content']}\n\n{words}"}, *messages[1:]]
+            return [{**messages[0], "content": f"{messages[0].get('content') or ''}\n\n{words}"}, *messages[1:]]
         return [{"role": "system", "content": words}, *messages]
 
     def request_tools(self, definitions: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:

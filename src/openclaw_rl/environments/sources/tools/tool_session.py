@@ -135,13 +135,9 @@ class ToolSession:
             text = f"error: no tool {call.name[:64]}. Known are {known}"
             return CallMade(tool=call.name, arguments=None, result=text, is_error=True)
         try:
-            arguments = json.loads(call.arguments or "{}")
-        except (ValueError, RecursionError) as error:
-            text = f"error: the arguments are not valid JSON: {error}"
-            return CallMade(tool=call.name, arguments=None, result=text, is_error=True)
-        if not isinstance(arguments, dict):
-            text = "error: expected the arguments as a JSON object"
-            return CallMade(tool=call.name, arguments=None, result=text, is_error=True)
+            arguments = _parse_arguments(call.arguments)
+        except ValueError as error:
+            return CallMade(tool=call.name, arguments=None, result=f"error: {error}", is_error=True)
         if problem := _schema_problem(spec, arguments):
             return CallMade(tool=call.name, arguments=arguments, result=f"error: {problem}", is_error=True)
         if call.name in self._server_tools:
@@ -179,6 +175,20 @@ def _collect_code(tools: Sequence[ToolSpec], folder: Path) -> BoxTools:
                 modules.append(code)
             functions[tool.name] = (modules.index(code), tool.function or tool.name)
     return BoxTools(modules=modules, functions=functions)
+
+
+def _parse_arguments(text: str) -> dict[str, Any]:
+    """Return the arguments of a call. Raises `ValueError` with the words for the model."""
+    try:
+        found = json.loads(text or "{}")
+        json.dumps(found, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ValueError("the arguments have half of a surrogate pair, which is no text") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"the arguments are not valid JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError("expected the arguments as a JSON object")
+    return found
 
 
 def _schema_problem(spec: ToolSpec, arguments: dict[str, Any]) -> str | None:

@@ -108,7 +108,7 @@ class ToolSource:
         except TimeoutError:
             reason = f"not checked within {limits.seconds:g} s"
         except (OpenClawError, OSError) as error:
-            reason = str(error)
+            reason = str(error) or type(error).__name__
         finally:
             if bridge is not None:
                 await asyncio.shield(bridge.close())

@@ -74,6 +74,9 @@ def parse_task(task: EnvironmentTask, config: ToolConfig, folder: Path) -> ToolT
         raise ConfigError(f"{where}: {describe_error(error)}") from None
     if (entry.prompt is None) == (not entry.messages):
         raise ConfigError(f"{where}: expected either `prompt`, a text, or `messages`")
+    for number, message in enumerate(entry.messages):
+        if not isinstance(message.get("role"), str):
+            raise ConfigError(f"{where}: messages.{number}: expected a message with a role, such as user")
     if entry.check is None:
         raise ConfigError(f"{where}: no `check`: expected how the result is checked, e.g. "
                           '{"kind": "exact", "value": "Paris"}')  # fmt: skip

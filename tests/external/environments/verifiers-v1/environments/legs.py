@@ -1,5 +1,6 @@
 """Tasks of reasoning-gym as a taskset of verifiers 0.4. `fault`: how the reward fails."""
 
+import asyncio
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -25,6 +26,8 @@ class LegsTask(vf.Task[LegsData, vf.State, vf.TaskConfig]):
     async def correct(self, trace: vf.Trace) -> float:
         if self.data.fault == "die":
             os._exit(3)
+        if self.data.fault == "hang":
+            await asyncio.sleep(600)
         if self.data.fault == "raise":
             raise FileNotFoundError("the tool of the verifier")
         dataset = reasoning_gym.create_dataset("leg_counting", size=1, seed=0)

@@ -1,0 +1,102 @@
+"""A run of episodes at the real gateway goes on, whatever one of its environments does."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from tests.serve.conftest import KEY, Site
+from tests.serve.episodes.conftest import collector_of
+
+from openclaw_rl.environments.episode_client import EpisodeClient, open_session
+from openclaw_rl.environments.run_loop import EpisodeLoop, EpisodeResult
+from openclaw_rl.environments.run_plan import RunPlan
+from openclaw_rl.environments.runner_lease import hold_leases
+from openclaw_rl.environments.types import EnvironmentTask, EpisodeTicket, PlayLimits, PlayOutcome
+
+Result = tuple[str, float | None, str | None]
+
+
+class OneReply:
+    """Gets one reply, and then does what its task says."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+
+    def open_runner(self, folder: str) -> None: ...
+
+    async def close_runner(self) -> None: ...
+
+    async def play_episode(
+        self, task: EnvironmentTask, ticket: EpisodeTicket, folder: str, limits: PlayLimits
+    ) -> PlayOutcome:
+        body = {"messages": [{"role": "user", "content": task.id}]}
+        headers = {"Authorization": f"Bearer {ticket.api_key}"}
+        url = f"{self._site.url}/v1/chat/completions"
+        async with aiohttp.ClientSession(headers=headers) as http, http.post(url, json=body) as response:
+            assert response.status == 200
+        if task.id == "raises":
+            raise ValueError("no number in the answer")
+        if task.id == "expires":
+            collector_of(self._site.store).end_expired_episodes(2e10)
+        return PlayOutcome(status="done", reward=1.0, **task.data)
+
+
+@pytest.fixture
+def play_run(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def play(*tasks: EnvironmentTask) -> dict[str, list[Result]]:
+        found: dict[str, list[Result]] = {}
+
+        def take(result: EpisodeResult) -> None:
+            found.setdefault(result.episode.task.id, []).append((result.status, result.reward, result.reason))
+
+        async def run() -> None:
+            async with open_session(KEY) as http:
+                await EpisodeLoop(
+                    plan=RunPlan(name="r", tasks=tasks, group_size=2),
+                    runner=OneReply(site),
+                    client=EpisodeClient(http, site.url, retry_seconds=1),
+                    leases=leases,
+                    limits=PlayLimits(seconds=10),
+                    parallel=1,
+                    gateway_pid=lambda: 1,
+                    on_result=take,
+                ).play_all(continued=False)
+
+        with hold_leases(tmp_path, "r") as leases:
+            asyncio.run(run())
+            assert leases.read_leases() == []
+        stored = site.http.get(f"/v1/episodes?group=r-{tasks[0].digest[:16]}-0").json()["data"]
+        assert [(one["status"], one["reward"], one["reason"]) for one in stored] == found[tasks[0].id]
+        spans = {one["expires_at"] - one["started_at"] for one in stored}
+        assert spans == {10 + 3600}, "a verifier that takes its own time afterwards is not too late"
+        return found
+
+    return play
+
+
+def task(id: str, **data: Any) -> EnvironmentTask:
+    return EnvironmentTask(id=id, digest=id.ljust(64, "0"), split="train", data=data)
+
+
+@pytest.mark.parametrize(
+    ("broken", "reason"),
+    [
+        (task("raises"), "the runner failed: ValueError: no number in the answer"),
+        (task("steps", steps=[{"turn": "t", "reward": 1.0}]), "its outcome was refused: 400: steps: episode r-"),
+        (task("expires"), "it expired without an outcome"),
+    ],
+)
+def test_an_environment_that_fails_is_void_and_the_run_goes_on(
+    play_run: Any, broken: EnvironmentTask, reason: str
+) -> None:
+    found = play_run(broken, task("good", reason="half a pair: \ud800"))
+    assert found["good"] == [("done", 1.0, "half a pair: \ud800")] * 2
+    assert [(status, reward) for status, reward, _ in found[broken.id]] == [("void", None)] * 2
+    assert all(said.startswith(reason) for _, _, said in found[broken.id])
