@@ -53,7 +53,7 @@ class BatchFeed:
         try:
             self._check_settings()
             self._identify_start()
-        except BaseException:  # the train worker would wait for a trainer that is none
+        except BaseException:  # the train worker would wait for a trainer that has ended
             self._stream.close()
             raise
 
