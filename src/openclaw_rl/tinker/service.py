@@ -97,7 +97,7 @@ class TinkerService:
         client = self.sdk.ServiceClient(**{name: value for name, value in given.items() if value})
         try:
             return client, client.get_server_capabilities()
-        except BaseException:
+        except BaseException:  # whatever it is, nobody else knows the client that sends heartbeats
             _close_session(client)
             raise
 

@@ -24,6 +24,7 @@ from request_loop import (
 )
 from scripted_model import MODEL_NAME, ScriptedModel
 
+TIME_LIMIT_ERROR = "Time limit exceeded"  # the library gives scorers half of the limit; a solver's end is no error
 SCORING_SECONDS = 5.0  # of the time limit, for what is not the model's work
 NO_ANSWER = "I have no answer."  # the reply that does nothing
 RESULT = "RESULT "  # begin of the line with the outcome of an episode's process
@@ -157,7 +158,8 @@ def make_outcome(sample: Any) -> dict[str, Any]:
     """Return the outcome that a sample of a log means. Errors are void, except the limit of replies (410)."""
     is_limit = sample.error is not None and "Error code: 410" in sample.error.message
     if sample.error is not None and not is_limit:
-        return {"status": "void", "reason": sample.error.message[:1000]}
+        what = "its scorer hung: " if sample.error.message.startswith(TIME_LIMIT_ERROR) else ""
+        return {"status": "void", "reason": f"{what}{sample.error.message}"[:1000]}
     parts = {name: score_number(score.value) for name, score in (sample.scores or {}).items()}
     if not parts and not is_limit and sample.limit is None:
         return {"status": "void", "reason": "the task has no scorer"}

@@ -174,8 +174,13 @@ def _add_evidence(conn: Connection, draft: LessonDraft, verdict: Verdict, place:
             here = LessonDraft(text=lesson.text, reach=LessonReach.SESSION, topic=_topic_of(draft, lesson))
             return {lesson.id} | _add_evidence(conn, here, verdict, place)
         return {lesson.id}
-    of_session = lessons.lessons_in_scope(conn, new.policy, new.key, LessonScope.SESSION, place.context.sessions[0])
-    return {lesson.id} | {one.id for one in of_session if one.topic and one.topic == _topic_of(draft, lesson)}
+    topic = _topic_of(draft, lesson)
+    of_sessions = (
+        one
+        for session in place.context.sessions
+        for one in lessons.lessons_in_scope(conn, new.policy, new.key, LessonScope.SESSION, session)
+    )
+    return {lesson.id} | {one.id for one in of_sessions if topic and one.topic == topic}
 
 
 def _would_hold_here(draft: LessonDraft, lesson: Lesson, rivals: Sequence[Lesson]) -> bool:

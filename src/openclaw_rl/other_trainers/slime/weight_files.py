@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
+import logging
 import os
 import shutil
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+log = logging.getLogger(__name__)
 _BYTES_OF_TENSOR = 1 << 16
 BASE_FILE = "slime_base.json"
 """File of the home with the fingerprint of the base, as slime writes it."""
@@ -53,9 +54,11 @@ def find_version(home: Path, fingerprint: str) -> str | None:
     """
     folders = sorted(home.glob("policies/*/"), key=lambda path: _number_of(path.name), reverse=True)
     for folder in folders:
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        try:
             if any(folder.glob("*.safetensors")) and fingerprint_of(folder) == fingerprint:
                 return folder.name
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # of a header in a wrong form
+            log.warning("%s is left out: its weights cannot be read (%s)", folder, error)
     return None
 
 

@@ -51,12 +51,16 @@ def test_a_crash_is_void(command: LibraryCommand) -> None:
 
 def test_a_scorer_that_hangs_is_void_and_a_check_counts_for_one_task(command: LibraryCommand) -> None:
     done = command.run(
-        "run", f"inspect:{FILE}@hangs", "--run", "hangs", "--group", "2", "--unchecked", "--limit-seconds", "60"
+        "run", f"inspect:{FILE}@hangs", "--run", "hangs", "--group", "2", "--unchecked", "--limit-seconds", "30"
     )
     assert done.returncode == 1
-    assert {(episode.outcome, episode.reason) for episode in command.episodes("hangs")} == {
-        ("void", "the task or its scorer hung: no end within 60 s")
+    ended = {(episode.outcome, episode.reason) for episode in command.episodes("hangs")}
+    # Whichever is first: the library's limit of scorers, or the limit of the episode, on a machine that starts slowly.
+    assert ended <= {
+        ("void", "its scorer hung: Time limit exceeded. limit: 12.5 seconds"),
+        ("void", "the task or its scorer hung: no end within 30 s"),
     }
+    assert ended
     assert command.run("check", f"inspect:{FILE}@hangs?seconds=0", *LIMITS).returncode == 0
     refused = command.run("run", f"inspect:{FILE}@hangs?seconds=1", *LIMITS)
     assert "1 of 1 tasks were not checked on this machine" in refused.stderr, refused.stderr
