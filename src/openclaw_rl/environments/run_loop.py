@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from openclaw_rl.common.printable import to_printable
 from openclaw_rl.environments.episode_client import EpisodeClient
 from openclaw_rl.environments.leftovers import remove_leftovers
 from openclaw_rl.environments.run_plan import PlannedEpisode, RunPlan
@@ -144,7 +145,7 @@ class EpisodeLoop:
             outcome.status,
             outcome.reward,
             time.monotonic() - began,
-            outcome.reason or "",
+            to_printable(outcome.reason or ""),
         )
         return outcome
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -94,9 +95,11 @@ def task(id: str, **data: Any) -> EnvironmentTask:
     ],
 )
 def test_an_environment_that_fails_is_void_and_the_run_goes_on(
-    play_run: Any, broken: EnvironmentTask, reason: str
+    play_run: Any, broken: EnvironmentTask, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, logger="openclaw_rl.environments")
     found = play_run(broken, task("good", reason="half a pair: \ud800"))
     assert found["good"] == [("done", 1.0, "half a pair: \ud800")] * 2
     assert [(status, reward) for status, reward, _ in found[broken.id]] == [("void", None)] * 2
     assert all(said.startswith(reason) for _, _, said in found[broken.id])
+    assert "half a pair: \ufffd" in caplog.text, "no encoding of a log has the half"
