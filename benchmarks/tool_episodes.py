@@ -3,23 +3,26 @@
 Episodes of three replies run in parallel through the gateway. Each reply calls a tool, in a box of its episode.
 Then a fresh engine generates the same replies again: the same prompts and formats, directly over its socket, each
 as soon as the one before it in its episode is complete. The calls are forced, because the starter cannot call tools;
-such turns are not trained on. Writes benchmarks/results/tool_episodes.md; ends with 1 above the bound. Without
-bubblewrap it prints why nothing was measured.
+such turns are not trained on. The table of processor time says what shares the cores with the engine. Writes
+benchmarks/results/tool_episodes.md; ends with 1 above the bound. Without bubblewrap it prints why nothing was measured.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import resource
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import psutil
 
 from openclaw_rl.engines.embedded.client import EngineClient
 from openclaw_rl.environments.episode_client import EpisodeClient, open_session
@@ -54,11 +57,33 @@ TASK = {"prompt": "Add some numbers.", "check": {"kind": "calls", "value": [CALL
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """`seconds`: wall time. `replies`, `tokens`: that were generated."""
+    """`seconds`: wall time. `replies`, `tokens`: that were generated. `cpu_seconds`: processor time, by process."""
 
     seconds: float
     replies: int
     tokens: int
+    cpu_seconds: Mapping[str, float]
+
+
+def cpu_seconds() -> dict[str, float]:
+    """Return the processor time so far of the engine, of the gateway, of this process, and of all others.
+
+    Boxes are among the others, because the system does not add up the time of processes that end with their namespace.
+    """
+    workers = dict.fromkeys(("engine", "gateway"), 0.0)
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            command, times = process.cmdline(), process.cpu_times()
+            for name in workers:
+                if "worker" in command and command[command.index("worker") + 1] == name:
+                    workers[name] += times.user + times.system
+    own, all_times = resource.getrusage(resource.RUSAGE_SELF), psutil.cpu_times()
+    known = workers | {"runner": own.ru_utime + own.ru_stime}
+    return known | {"others": all_times.user + all_times.nice + all_times.system - sum(known.values())}
+
+
+def spent_since(before: Mapping[str, float]) -> dict[str, float]:
+    return {name: seconds - before[name] for name, seconds in cpu_seconds().items()}
 
 
 def make_runner(folder: Path) -> tuple[ToolRunner, EnvironmentTask]:
@@ -74,8 +99,13 @@ def make_runner(folder: Path) -> tuple[ToolRunner, EnvironmentTask]:
     return ToolRunner(setup, "chat"), ToolSource(setup).load_tasks()[0]
 
 
-async def play_episodes(system: SubprocessSystem, folder: Path, count: int) -> tuple[float, Sequence[PlayOutcome]]:
-    """Play episodes at once, as `env run` does. The first one, which is not counted, loads what is loaded once."""
+async def play_episodes(
+    system: SubprocessSystem, folder: Path, count: int
+) -> tuple[float, Mapping[str, float], Sequence[PlayOutcome]]:
+    """Play episodes at once, as `env run` does. The first one, which is not counted, loads what is loaded once.
+
+    Return the wall time, the processor time by process, and the outcomes.
+    """
     runner, task = make_runner(folder)
     async with open_session(system.api_key) as http:
         client = EpisodeClient(http, system.base_url)
@@ -90,9 +120,9 @@ async def play_episodes(system: SubprocessSystem, folder: Path, count: int) -> t
 
         try:
             await play_one(count)
-            began = time.perf_counter()
+            began, used = time.perf_counter(), cpu_seconds()
             outcomes = await asyncio.gather(*(play_one(number) for number in range(count)))
-            return time.perf_counter() - began, outcomes
+            return time.perf_counter() - began, spent_since(used), outcomes
         finally:
             await runner.close_runner()
 
@@ -132,32 +162,29 @@ async def replay_replies(system: SubprocessSystem, chains: Sequence[Sequence[Exc
 
     try:
         await generate("warm-up", chains[-1][0])
-        began = time.perf_counter()
+        began, used = time.perf_counter(), cpu_seconds()
         lengths = await asyncio.gather(*(generate_chain(number) for number in range(len(chains))))
-        seconds = time.perf_counter() - began
+        seconds, used = time.perf_counter() - began, spent_since(used)
     finally:
         await engine.close()
-    return Measured(seconds=seconds, replies=sum(map(len, lengths)), tokens=sum(map(sum, lengths)))
+    return Measured(seconds=seconds, replies=sum(map(len, lengths)), tokens=sum(map(sum, lengths)), cpu_seconds=used)
 
 
-def measure_all(count: int) -> tuple[Measured, Measured, str]:
+def measure_all(count: int) -> tuple[Measured, Measured]:
     with tempfile.TemporaryDirectory(prefix="tool-episodes-") as name:
         folder = Path(name)
         settings = {"engine.max_batch": 64}
         with SubprocessSystem(scratch_config(folder / "a", settings), command="serve") as system:
-            before = resource.getrusage(resource.RUSAGE_SELF)
-            seconds, outcomes = asyncio.run(play_episodes(system, folder, count))
-            after = resource.getrusage(resource.RUSAGE_SELF)
+            seconds, used, outcomes = asyncio.run(play_episodes(system, folder, count))
             chains = asyncio.run(list_exchanges(system, count))
         bad = [outcome.reason for outcome in outcomes if outcome.status != "done" or outcome.reward != 1.0]
         if bad:
             sys.exit(f"{len(bad)} of {count} episodes were void or without a call: {bad[0]}")
         tokens = sum(len(e.reply.response_ids) for chain in chains for e in chain if e.reply is not None)
-        played = Measured(seconds=seconds, replies=sum(map(len, chains)), tokens=tokens)
+        played = Measured(seconds=seconds, replies=sum(map(len, chains)), tokens=tokens, cpu_seconds=used)
         with SubprocessSystem(scratch_config(folder / "b", settings), command="serve") as system:
             alone = asyncio.run(replay_replies(system, chains))
-    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return played, alone, f"{used:.1f} s of processor time, {after.ru_maxrss / 1024:.0f} MB in the runner"
+    return played, alone
 
 
 def main() -> None:
@@ -171,9 +198,9 @@ def main() -> None:
         print(f"tool episodes are not measured: {error}")
         return
     rounds = [measure_all(options.episodes) for _ in range(options.rounds)]
-    played = min((one for one, _, _ in rounds), key=lambda m: m.seconds / m.tokens)
-    alone = min((one for _, one, _ in rounds), key=lambda m: m.seconds / m.tokens)
-    cost = rounds[-1][2]
+    played = min((one for one, _ in rounds), key=lambda m: m.seconds / m.tokens)
+    alone = min((one for _, one in rounds), key=lambda m: m.seconds / m.tokens)
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     ratio = (played.seconds / played.tokens) / (alone.seconds / alone.tokens)
     lines = [
         "# Tool episodes against the engine alone",
@@ -183,14 +210,19 @@ def main() -> None:
         "policy, embedded engine. Then the same prompts and formats on a fresh engine, without gateway and tools. "
         f"The fastest of {options.rounds} rounds of each; load of the machine at the end: {os.getloadavg()[1]:.1f}.",
         "",
-        "| | seconds | replies | tokens | tokens/s |",
-        "|---|---|---|---|---|",
+        "Processor time in seconds. *Runner*: the process that plays the episodes, or asks the engine. *Others*: all "
+        "other processes of the machine, boxes and their tools among them.",
+        "",
+        "| | seconds | replies | tokens | tokens/s | engine | gateway | runner | others |",
+        "|---|---|---|---|---|---|---|---|---|",
         *(
-            f"| {name} | {m.seconds:.1f} | {m.replies} | {m.tokens} | {m.tokens / m.seconds:.0f} |"
+            f"| {name} | {m.seconds:.1f} | {m.replies} | {m.tokens} | {m.tokens / m.seconds:.0f} "
+            + "".join(f"| {seconds:.1f} " for seconds in m.cpu_seconds.values())
+            + "|"
             for name, m in (("episodes", played), ("engine alone", alone))
         ),
         "",
-        f"Ratio by token: {ratio:.2f} (bound {BOUND}). {cost}.",
+        f"Ratio by token: {ratio:.2f} (bound {BOUND}). {memory:.0f} MB in the runner.",
     ]
     RESULTS.write_text("\n".join(lines) + "\n", encoding="utf-8")
     print("\n".join(lines))

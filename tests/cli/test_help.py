@@ -61,7 +61,7 @@ def test_commands_that_read_a_home_have_only_the_options_that_they_use(name: str
     own = {
         "status": {"--watch", "--json"},
         "inspect sessions": {"--limit", "--json"},
-        "undo": {"--turn", "--session", "--since", "--lesson", "--reason", "--yes", "--no-wait", "--now"},
+        "undo": {"--turn", "--session", "--since", "--lesson", "--policy", "--reason", "--yes", "--no-wait", "--now"},
         "learned": {"--policy", "--since", "--session", "--limit", "--json", "--html"},
         "policies list": {"--policy", "--limit", "--json"},
         "lessons list": {"--all", "--json"},

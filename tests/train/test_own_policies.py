@@ -32,7 +32,7 @@ from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME, PolicyOwner, ow
 from openclaw_rl.train.orchestrator import TrainLoop
 from openclaw_rl.train.rollback import apply_rollback, plan_rollback
 from openclaw_rl.train.sample_builder import SampleBuilder
-from openclaw_rl.train.undo import apply_undo, check_safe_files
+from openclaw_rl.train.undo import apply_undo, check_safe_files, select_turns
 from openclaw_rl.types import JudgedTurn, PolicyState
 
 LOOSE = {  # the log-probabilities of the turns are invented
@@ -219,6 +219,20 @@ def test_an_undo_takes_from_each_policy_its_own_turns(tmp_path: Path, judged: Ma
     home.learn([])
     assert (home.head(ANN), home.head(BOB), home.head("agent:eve")) == (0, 0, 0)
     assert home.loop.note.endswith("0 of 4")
+
+
+def test_an_undo_of_one_policy_leaves_the_others(tmp_path: Path, judged: Make, model: str) -> None:
+    home = Home(tmp_path, model)
+    home.learn([*turns_of(judged, "ann", 4), *turns_of(judged, "bob", 4)])
+    with (
+        home.store.read() as conn,
+        pytest.raises(OpenClawError, match="none of these 8 turns trains"),
+    ):
+        select_turns(conn, since=0.0, policy="agent:eve")
+    said = home.undo("--since", "1h", "--policy", BOB)
+    assert "agent:bob: 4 turns taken out; versions trained on them: 2" in said
+    assert "agent:ann" not in said
+    assert (home.head(ANN), home.head(BOB)) == (1, 0)
 
 
 def test_commands_refuse_another_owner_than_the_home_has(tmp_path: Path, judged: Make, model: str) -> None:

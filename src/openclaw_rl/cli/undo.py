@@ -32,6 +32,7 @@ _MAX_SILENCE = 30.0  # seconds without a trainer after which the command no long
 @click.option(
     "--lesson", metavar="TEXT", help="All turns with this hint or lesson: its id in `learned` or `lessons`, or words."
 )
+@click.option("--policy", metavar="NAME", help="Only turns of this policy (policy.per), e.g. agent:coder.")
 @click.option("--reason", default="undone by hand", show_default=True, help="Reason for `inspect` to show.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option("--no-wait", is_flag=True, help="Do not wait until the rest is trained on again.")
@@ -42,6 +43,7 @@ def run_undo(
     names: tuple[str, ...],
     since: str | None,
     lesson: str | None,
+    policy: str | None,
     reason: str,
     yes: bool,
     no_wait: bool,
@@ -61,7 +63,7 @@ def run_undo(
     with open_store(config) as store:
         with store.read() as conn:
             after = None if since is None else parse_since(since, time.time())
-            selected = select_turns(conn, ids=ids, names=names, since=after, lesson=lesson)
+            selected = select_turns(conn, ids=ids, names=names, since=after, lesson=lesson, policy=policy)
             hints = [] if lesson is None else match_hints(conn, lesson)
         if not selected and not _count_left(store):
             raise click.UsageError("give --turn, --session, --since or --lesson; no undo is in progress.")

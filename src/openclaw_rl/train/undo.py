@@ -77,11 +77,12 @@ def select_turns(
     names: Collection[str] = (),
     since: float | None = None,
     lesson: str | None = None,
+    policy: str | None = None,
 ) -> list[str]:
     """Return the turns to take out, oldest first: those that fit any of the conditions.
 
-    `names`: sessions; `since`: main turns answered since then, in seconds since the epoch; `lesson`: see `match_hints`.
-    Raises `OpenClawError` if a condition fits no turn.
+    `names`: sessions; `since`: main turns answered since then, in seconds since the epoch; `lesson`: see `match_hints`;
+    `policy`: only turns that train this policy. Raises `OpenClawError` if a condition fits no turn.
     """
     found: set[str] = set()
     for id_ in ids:
@@ -104,7 +105,17 @@ def select_turns(
                 f"no turn is left that gave lesson {hints[0].id}. `openclaw-rl lessons forget` deletes it, and then "
                 f"`openclaw-rl undo --lesson {hints[0].id}` takes out what was practised from it"
             )
-    return sessions.sort_turns(conn, found)
+    return sessions.sort_turns(conn, found if policy is None else _turns_of_policy(conn, found, policy))
+
+
+def _turns_of_policy(conn: Connection, found: Collection[str], policy: str) -> set[str]:
+    per = stored_owner(conn)
+    own = {turn for turn in found if name_of_turn(conn, per, turn) == policy}
+    if found and not own:
+        raise OpenClawError(
+            f"none of these {len(found)} turns trains policy {policy!r}. `openclaw-rl policies list` lists the policies"
+        )
+    return own
 
 
 def match_hints(conn: Connection, lesson: str) -> list[MatchedHint]:
