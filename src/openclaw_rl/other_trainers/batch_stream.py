@@ -168,7 +168,7 @@ class BatchStream:
         return self._connection.fileno()
 
     def receive_end(self) -> NoReturn:
-        """Read what came although the train worker waits for an answer: its end. Raises `StreamEnded` with the reason."""
+        """Read what came although the train worker waits for an answer: its end. Raises `StreamEnded`."""
         message = self._read()
         raise StreamEnded(f"unexpected message {sorted(message)}")
 
