@@ -127,6 +127,46 @@ def test_a_reader_that_ends_without_an_answer_loses_nothing(
     assert world.used() == {1: given}
 
 
+def wait_for_end(program: StreamProgram) -> list[str]:
+    """Return the lines on standard error of a command that ends by itself, while its input stays open."""
+    assert program.process.wait(60) == 1
+    lines = program.progress.read().decode().splitlines()
+    assert not any("Traceback" in line for line in lines), lines
+    return lines
+
+
+def test_a_reader_that_waits_for_answers_notices_the_end_of_the_train_worker(
+    world: World, local: LocalTrainer, fill: Fill
+) -> None:
+    """It has a batch and writes nothing. The same turns come when the train worker is back."""
+    given = fill(world.store, 4)
+    with started_command(world) as program:
+        with world.in_background():
+            program.read_message("welcome")
+            program.read_message("load")
+            batch = program.read_message("batch")
+            assert [row["turn"] for row in batch["rows"]] == given
+            world.trainer.close()
+        end = wait_for_end(program)[-1]
+    assert "the train worker has ended. Batch 1 is free again" in end
+    assert "Run this command again" in end
+    world.loop.close()
+    world.trainer, world.loop = world.start()
+    with world.in_background(), BatchStream.connect(world.config.home_dir) as stream:
+        again = stream.current_batch()
+        assert [row["turn"] for row in again.rows] == given
+        take_step(local, again)
+        assert again.acknowledge()
+    assert list(world.used().values()) == [given]
+
+
+def test_a_reader_that_waits_for_a_batch_notices_the_end_of_the_train_worker(world: World) -> None:
+    with started_command(world) as program:
+        program.read_message("welcome")
+        world.trainer.close()
+        assert "the train worker has ended. Run this command again" in wait_for_end(program)[-1]
+
+
 def test_a_batch_whose_lease_expired_is_not_acknowledged_and_comes_again(
     world: World, local: LocalTrainer, fill: Fill
 ) -> None:
@@ -156,7 +196,7 @@ def test_a_reader_that_does_not_answer_in_time_loses_its_batch(
             batch = other.current_batch()
             assert [row["turn"] for row in batch.rows] == given
             assert batch.acknowledge(dropped=dict.fromkeys(given, "taken by the other"))
-        with pytest.raises(StreamEnded):
+        with pytest.raises(StreamEnded, match=r"no answer within 0\.5 s \(train\.answer_within\)"):
             late.acknowledge(dropped=dict.fromkeys(given, "taken late"))
     with store.read() as conn:
         found = turns.get(conn, given[0])

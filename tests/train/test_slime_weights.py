@@ -11,7 +11,13 @@ import pytest
 from openclaw_rl.other_trainers.slime.batch_feed import BatchFeed
 from openclaw_rl.other_trainers.slime.mailbox import Mailbox
 from openclaw_rl.other_trainers.slime.options import SlimeOptions
-from openclaw_rl.other_trainers.slime.weight_files import BASE_FILE, find_version, fingerprint_of
+from openclaw_rl.other_trainers.slime.weight_files import (
+    BASE_FILE,
+    find_version,
+    fingerprint_of,
+    read_base,
+    record_base,
+)
 from openclaw_rl.other_trainers.trainer_socket import TrainerSocket
 
 
@@ -36,6 +42,35 @@ def test_a_damaged_folder_hides_no_version(tmp_path: Path, damage: bytes) -> Non
     assert find_version(tmp_path, "another") is None
 
 
+DAMAGES = {
+    "half": (b'{"fingerprint": "ab', "Unterminated string"),
+    "empty": (b"", "Expecting value"),
+    "binary": (b"\xff\x00", "can't decode byte"),
+    "deep": (b"[" * 100_000, "recursion"),
+    "a list": (b'["ab"]', "it has no fingerprint"),
+    "no key": (b'{"finger": "ab"}', "it has no fingerprint"),
+    "a number": (b'{"fingerprint": 7}', "it has no fingerprint"),
+}
+
+
+@pytest.mark.parametrize(("damage", "reason"), DAMAGES.values(), ids=DAMAGES.keys())
+def test_a_damaged_fingerprint_of_the_base_is_one_line_with_the_path(
+    tmp_path: Path, damage: bytes, reason: str
+) -> None:
+    path = tmp_path / BASE_FILE
+    path.write_bytes(damage)
+    with pytest.raises(ValueError, match=reason) as caught:
+        read_base(tmp_path)
+    line = str(caught.value)
+    assert line.startswith(f"{path} cannot be read: ")
+    assert "\n" not in line
+    assert "remove the file: it is written again" in line
+    path.unlink()
+    assert read_base(tmp_path) is None
+    record_base(tmp_path, "ab")
+    assert read_base(tmp_path) == "ab"
+
+
 def test_a_feed_that_cannot_begin_leaves_no_trainer_behind() -> None:
     with tempfile.TemporaryDirectory(prefix="ocrl-") as home:  # a Unix socket's path is limited
         _begin_with_a_broken_file(Path(home))
@@ -47,7 +82,7 @@ def _begin_with_a_broken_file(home: Path) -> None:
     (home / BASE_FILE).write_text("{")
     worker = TrainerSocket(home, {"method": "binary", "finetune": "full", "base": "m"})
     try:
-        with pytest.raises(ValueError, match="Expecting property name"):
+        with pytest.raises(ValueError, match=f"{BASE_FILE} cannot be read: Expecting property name"):
             BatchFeed(options)
         assert worker.find_trainer() is None
     finally:

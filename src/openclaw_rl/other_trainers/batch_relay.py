@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from openclaw_rl.other_trainers.batch_stream import BatchStream, TurnBatch
+from openclaw_rl.other_trainers.batch_stream import BatchStream, StreamEnded, TurnBatch
 
 
 class DoneAnswer(msgspec.Struct, tag_field="kind", tag="done"):
@@ -45,17 +45,25 @@ class BatchRelay:
         self._turns = 0  # that were acknowledged
 
     def relay_batches(self) -> None:
-        """Relay until there are no more answers. Raises `StreamEnded` if the train worker ends before."""
+        """Relay until there are no more answers. Raises `StreamEnded` as soon as the train worker ends before."""
         self._write({"welcome": self._stream.welcome})
         self._report("connected; waiting for a batch")
-        while True:
-            if self._batch is None and self._stream.has_message():
-                self._write_batch(self._stream.current_batch())
-            watched: list[int | BatchStream] = [self._source]
-            if self._batch is None:
-                watched.append(self._stream)
-            if self._source in select.select(watched, [], [])[0] and not self._read_answers():
-                return
+        try:
+            while self._relay_next():
+                pass
+        except StreamEnded as error:
+            which = f" Batch {self._batch.id} is free again, unless its version was kept." if self._batch else ""
+            raise StreamEnded(f"{error}.{which} Run this command again when the system runs") from error
+
+    def _relay_next(self) -> bool:
+        """Wait for a batch or for answers, and pass them on. Return False at the end of the answers."""
+        if self._batch is None and self._stream.has_message():
+            self._write_batch(self._stream.current_batch())
+        watched: list[int | BatchStream] = [self._source, self._stream]
+        ready = select.select(watched, [], [])[0]
+        if self._batch is not None and self._stream in ready:
+            self._stream.receive_end()
+        return self._source not in ready or self._read_answers()
 
     def _write_batch(self, batch: TurnBatch) -> None:
         self._batch = batch

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 SOCKET_NAME = "trainer.sock"
 PROTOCOL = 1
@@ -167,6 +167,11 @@ class BatchStream:
         """Return the socket's descriptor, for `select`; ask `has_message` first."""
         return self._connection.fileno()
 
+    def receive_end(self) -> NoReturn:
+        """Read what came although the train worker waits for an answer: its end. Raises `StreamEnded`."""
+        message = self._read()
+        raise StreamEnded(f"unexpected message {sorted(message)}")
+
     def finish_batch(self, message: Mapping[str, Any]) -> str | None:
         """Send the answer to a batch. Return why the weights were not kept, or None, once it is decided."""
         self._send(message)
@@ -193,8 +198,8 @@ class BatchStream:
         self._require_owner()
         try:
             self._connection.sendall(json.dumps(message).encode() + b"\n")
-        except OSError as error:
-            raise StreamEnded(f"the train worker has ended ({error})") from error
+        except OSError:
+            self.receive_end()  # the worker may have said why
 
     def _require_owner(self) -> None:
         if os.getpid() != self._owner:

@@ -64,8 +64,7 @@ class TrainerLink:
             if self._is_closed:
                 raise TrainerGone(f"the trainer {self.name!r} is no longer connected")
             if time.monotonic() > end:
-                self.close()
-                raise TrainerGone(f"the trainer {self.name!r} did not answer within {within:g} s (train.answer_within)")
+                self.refuse(f"no answer within {within:g} s (train.answer_within)")
             ready, _, _ = select.select([self._connection], [], [], _POLL_SECONDS)
             record_progress()
             if ready:

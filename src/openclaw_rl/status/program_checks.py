@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.settings.load import Config
 from openclaw_rl.status.health import Diagnosis
+from openclaw_rl.train.ranks import ray_errors
 
 _CONNECT_TIMEOUT = 2.0  # seconds to connect to a Ray head
 _RAY_INIT_TIMEOUT = 20.0  # seconds for ray.init
@@ -90,6 +91,8 @@ def _ray_refusal_reason(address: str) -> str:
         return ""
     if b"InvalidAuthToken" in said:
         return f"the head at {address} requires a token: set RAY_AUTH_MODE=token here too, with its token"
+    if mismatch := ray_errors.find_mismatch(said.decode(errors="replace")):
+        return f"the head at {address} has other versions: {mismatch}. Install those of the head here"
     return f"something answers at {address}, but it is not a Ray head that this machine can use"
 
 

@@ -8,7 +8,8 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -96,10 +97,7 @@ def test_what_doctor_names_for_a_head_that_is_away_cures_it(tmp_path: Path) -> N
     with closing(launch_trainer(cured)) as two:
         here = two.step(given, str(tmp_path / "here"))
     assert "ray start --head" in trouble.advice
-    ray_command = str(Path(sys.executable).with_name("ray"))
-    words = ["--block", f"--port={port}", "--node-ip-address=127.0.0.1", "--num-cpus=4", "--include-dashboard=false"]
-    open_to_all = os.environ | {"RAY_AUTH_MODE": "disabled"}
-    head = subprocess.Popen([ray_command, "start", "--head", *words], env=open_to_all, start_new_session=True)
+    head = open_head(port)
     try:
         while program_checks.check_ray_head(config) is not None:
             assert head.poll() is None
@@ -113,6 +111,24 @@ def test_what_doctor_names_for_a_head_that_is_away_cures_it(tmp_path: Path) -> N
     assert placed.metrics["loss/total"] == pytest.approx(here.metrics["loss/total"], rel=1e-6)
 
 
+def open_head(port: int, **variables: str) -> subprocess.Popen[bytes]:
+    """Start a head that asks for no token."""
+    ray_command = str(Path(sys.executable).with_name("ray"))
+    words = ["--block", f"--port={port}", "--node-ip-address=127.0.0.1", "--num-cpus=4", "--include-dashboard=false"]
+    environment = os.environ | {"RAY_AUTH_MODE": "disabled"} | variables
+    return subprocess.Popen([ray_command, "start", "--head", *words], env=environment, start_new_session=True)
+
+
+@contextmanager
+def running_head(port: int, **variables: str) -> Iterator[None]:
+    head = open_head(port, **variables)
+    try:
+        yield
+    finally:
+        head.terminate()
+        head.wait(60)
+
+
 def rank_pid(rank: int) -> int:
     """The process whose environment says so."""
     for folder in Path("/proc").iterdir():
@@ -123,6 +139,49 @@ def rank_pid(rank: int) -> int:
         if b"openclaw_rl.train.ranks.main" in command and f"RANK={rank}".encode() in environment:
             return int(folder.name)
     raise AssertionError(f"no rank {rank} runs")
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("address", ["http://127.0.0.1:8265", "nohost"], ids=["a dashboard", "no port"])
+def test_an_address_of_no_head_is_one_line(tmp_path: Path, address: str) -> None:
+    """Ray raises `ValueError` for it."""
+    with pytest.raises(ConfigError, match="Expected auto, local, or HOST:PORT of the head") as caught:
+        launch_trainer(settings(tmp_path / "home", **{"train.launch.ray": address}))
+    assert str(caught.value).startswith(f"train.launch.ray {address}: ")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.timeout(900)
+def test_other_versions_than_those_of_the_head_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process says that it has another Ray than the head, which is a real one."""
+    port = free_port()
+    config = settings(tmp_path / "home", **{"train.launch.ray": f"127.0.0.1:{port}"})
+    with running_head(port):
+        while program_checks.check_ray_head(config) is not None:
+            time.sleep(0.5)
+        monkeypatch.setattr(ray, "__version__", "2.40.0")
+        with pytest.raises(ConfigError, match="Expected the head's versions of Ray and Python") as caught:
+            launch_trainer(config)
+        ray.shutdown()
+    assert "Ray: 2.40.0" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.timeout(900)
+def test_a_machine_without_this_package_is_one_line(tmp_path: Path) -> None:
+    """The head's Python finds a package of the same name that has nothing in it."""
+    (tmp_path / "hollow" / "openclaw_rl").mkdir(parents=True)
+    (tmp_path / "hollow" / "openclaw_rl" / "__init__.py").touch()
+    port = free_port()
+    config = settings(tmp_path / "home", **{"train.launch.ray": f"127.0.0.1:{port}"})
+    with running_head(port, PYTHONPATH=str(tmp_path / "hollow")):
+        while program_checks.check_ray_head(config) is not None:
+            time.sleep(0.5)
+        with pytest.raises(ConfigError, match="Expected this version of openclaw-rl") as caught:
+            launch_trainer(config)
+        ray.shutdown()
+    assert "No module named 'openclaw_rl." in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_what_answers_but_is_no_head_is_named(tmp_path: Path) -> None:

@@ -40,7 +40,10 @@ class BatchFeed:
     """One connection to the train worker. At most one batch is open: slime trains on it."""
 
     def __init__(self, options: SlimeOptions, *, connect_seconds: float = CONNECT_SECONDS) -> None:
-        """Connect. Raises `StreamEnded` if no train worker waits, `FeedUnfit` if its settings do not fit."""
+        """Connect. Raises `StreamEnded` if no train worker waits, `FeedUnfit` if its settings do not fit.
+
+        Raises `ValueError` if the file with the base's fingerprint is damaged.
+        """
         self._options, self._mailbox = options, Mailbox(options.mailbox)
         _wait_for_worker(options.home, connect_seconds)
         self._stream = BatchStream.connect(options.home, name="slime")

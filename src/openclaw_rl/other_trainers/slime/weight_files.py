@@ -63,18 +63,35 @@ def find_version(home: Path, fingerprint: str) -> str | None:
 
 
 def read_base(home: Path) -> str | None:
-    """Return the fingerprint of the base; None before a step from it was begun."""
+    """Return the fingerprint of the base; None before a step from it was begun. Raises `ValueError` if damaged."""
+    path = home / BASE_FILE
     try:
-        found = json.loads((home / BASE_FILE).read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    return str(found["fingerprint"])
+    except (OSError, ValueError, RecursionError) as error:
+        raise _base_file_error(path, str(error)) from error
+    fingerprint = found.get("fingerprint") if isinstance(found, dict) else None
+    if not isinstance(fingerprint, str):
+        raise _base_file_error(path, "it has no fingerprint")
+    return fingerprint
+
+
+def _base_file_error(path: Path, reason: str) -> ValueError:
+    return ValueError(
+        f'{path} cannot be read: {reason}. Expected {{"fingerprint": TEXT}}, written at the first step from the base. '
+        "If slime begins with the base, the model at --model-path, remove the file: it is written again. If not, start "
+        "slime with the base or a version (`openclaw-rl policies list`)"
+    )
 
 
 def record_base(home: Path, fingerprint: str) -> None:
     """Record the fingerprint of the base, from which a step begins."""
     fresh = home / f".{BASE_FILE}"
-    fresh.write_text(json.dumps({"fingerprint": fingerprint}), encoding="utf-8")
+    with fresh.open("w", encoding="utf-8") as file:
+        file.write(json.dumps({"fingerprint": fingerprint}))
+        file.flush()
+        os.fsync(file.fileno())  # else a power failure may leave it empty
     fresh.replace(home / BASE_FILE)
 
 

@@ -11,9 +11,10 @@ from typing import Any
 
 from openclaw_rl.common.progress import record_progress
 from openclaw_rl.common.sockets import free_port
-from openclaw_rl.errors import ConfigError, RanksGone
+from openclaw_rl.errors import ConfigError
 from openclaw_rl.settings import load as settings
 from openclaw_rl.settings.load import Config
+from openclaw_rl.train.ranks import ray_errors
 from openclaw_rl.train.ranks.processes import RANK_PROGRAM, ProcessSpec, RankProcesses
 from openclaw_rl.train.ranks.rpc import RpcListener
 
@@ -74,24 +75,35 @@ class RayRanks:
             raise ConfigError(
                 "train.launch.by is ray, which is not installed: pip install 'openclaw-rl[ray]'"
             ) from None
-        launch, size = config.train.launch, config.train.ranks * config.train.launch.nodes
         self._ray: Any = ray
-        # "local" is passed explicitly: else Ray tries the cluster that it remembers, and waits if that is gone.
-        where = {"address": launch.ray} | ({"include_dashboard": False} if launch.ray == "local" else {})
+        self._actors: list[Any] = []
+        self._group: Any = None
+        self._connect(config.train.launch.ray)
         try:
-            ray.init(**where, log_to_driver=False, ignore_reinit_error=True)
-        except ConnectionError as error:
-            raise ConfigError(
-                f"train.launch.ray {launch.ray}: {error}. Start a head there (`ray start --head --port=PORT`); where "
-                "it requires a token, as newer versions do, set RAY_AUTH_MODE=token here too"
-            ) from None
-        self._actors = self._place_actors(config, size)
-        address = ray.get(self._actors[0].address.remote())
-        own = Config(home=config.home, model=config.model, train=config.train, run=config.run).model_dump_json()
-        ray.get([place.start.remote(own, rank, size, address) for rank, place in enumerate(self._actors)])
-        self._exit_refs = [place.wait.remote() for place in self._actors]
+            self._place_actors(config, config.train.ranks * config.train.launch.nodes)
+            self._exit_refs = self._start_ranks(config)
+        except BaseException as error:  # also an interrupt: the cluster must not keep the place
+            self.close()
+            if isinstance(error, ray.exceptions.RayError):
+                raise ray_errors.start_error(error) from error
+            raise
 
-    def _place_actors(self, config: Config, size: int) -> list[Any]:
+    def _connect(self, address: str) -> None:
+        # "local" is passed explicitly: else Ray tries the cluster that it remembers, and waits if that is gone.
+        where = {"address": address} | ({"include_dashboard": False} if address == "local" else {})
+        try:
+            self._ray.init(**where, log_to_driver=False, ignore_reinit_error=True)
+        except Exception as error:  # Ray raises `Exception` itself, too: for a node that is slow to start
+            raise ray_errors.connect_error(address, error) from error
+
+    def _start_ranks(self, config: Config) -> list[Any]:
+        """Start a process beside each actor. Return what ends when a process ends."""
+        address, size = self._ray.get(self._actors[0].address.remote()), len(self._actors)
+        own = Config(home=config.home, model=config.model, train=config.train, run=config.run).model_dump_json()
+        self._ray.get([place.start.remote(own, rank, size, address) for rank, place in enumerate(self._actors)])
+        return [place.wait.remote() for place in self._actors]
+
+    def _place_actors(self, config: Config, size: int) -> None:
         ray, train = self._ray, config.train
         gpus = 1 if ray.cluster_resources().get("GPU") and not config.model.device.startswith("cpu") else 0
         bundle = {"CPU": train.threads} | ({"GPU": gpus} if gpus else {})
@@ -104,7 +116,7 @@ class RayRanks:
                 f"It has {ray.cluster_resources()}. Lower train.ranks or train.threads, or add machines"
             ) from None
         strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
-        return [
+        self._actors = [
             ray.remote(RankActor)
             .options(
                 num_cpus=train.threads,
@@ -119,15 +131,13 @@ class RayRanks:
     def send_command(self, raw: bytes | None) -> bytes:
         answer = self._actors[0].ask.remote(raw)
         done: list[Any] = []
-        while not done:  # ranks that hang end after `train.launch.timeout`
-            done, _ = self._ray.wait([answer, *self._exit_refs], num_returns=1, timeout=_WAIT_SECONDS)
-            record_progress()
         try:
+            while not done:  # ranks that hang end after `train.launch.timeout`
+                done, _ = self._ray.wait([answer, *self._exit_refs], num_returns=1, timeout=_WAIT_SECONDS)
+                record_progress()
             given = self._ray.get(done[0])
-        except self._ray.exceptions.RayTaskError as error:
-            raise RanksGone(str(error.cause)) from None
-        except self._ray.exceptions.RayActorError as error:
-            raise RanksGone(f"the actor of a rank is gone: {error}") from None
+        except self._ray.exceptions.RayError as error:
+            raise ray_errors.lost_error(error) from None
         assert isinstance(given, bytes), given
         return given
 
@@ -136,4 +146,5 @@ class RayRanks:
             return
         for place in self._actors:
             self._ray.kill(place)
-        self._ray.util.remove_placement_group(self._group)
+        if self._group is not None:
+            self._ray.util.remove_placement_group(self._group)

@@ -1,0 +1,65 @@
+"""Errors of Ray, each as one line that says what happened, what was expected and what to do."""
+
+from __future__ import annotations
+
+import re
+
+from openclaw_rl.errors import ConfigError, OpenClawError, RanksGone
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_MAX_CHARS = 500
+_MISMATCH = "Version mismatch"
+_START_HEAD = (
+    "Start a head there (`ray start --head --port=PORT`); where it requires a token, as newer versions do, set "
+    "RAY_AUTH_MODE=token here too"
+)
+
+
+def connect_error(address: str, error: Exception) -> ConfigError:
+    """Return the error for a cluster that cannot be used. `address`: `train.launch.ray`."""
+    return ConfigError(f"train.launch.ray {address}: {error_line(error)}. {_connect_advice(error)}")
+
+
+def _connect_advice(error: Exception) -> str:
+    if _MISMATCH in str(error):
+        return "Expected the head's versions of Ray and Python: install them here"
+    if isinstance(error, ValueError):
+        return "Expected auto, local, or HOST:PORT of the head, as `ray start --head` prints it (not its dashboard)"
+    return _START_HEAD
+
+
+def start_error(error: Exception) -> ConfigError:
+    """Return the error for ranks that have a place in the cluster and do not start there."""
+    return ConfigError(
+        f"train.launch.by is ray, and a rank does not start on its machine: {error_line(error)}. Expected this version "
+        "of openclaw-rl, and a home that can be written, on every machine of the cluster"
+    )
+
+
+def lost_error(error: Exception) -> RanksGone:
+    """Return the error for a rank, or its machine, that Ray lost during a command."""
+    if isinstance(cause := getattr(error, "cause", None), RanksGone):
+        return RanksGone(str(cause))
+    return RanksGone(f"Ray has lost a rank: {error_line(error)}")
+
+
+def find_mismatch(text: str) -> str | None:
+    """Return what Ray says of versions that differ, as one line; None if it says nothing of them."""
+    _, found, rest = text.partition(_MISMATCH)
+    return _cut_line(found + rest) if found else None
+
+
+def error_line(error: Exception) -> str:
+    """Return the error as one line. Of a traceback from another machine, its last line: the error there."""
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, OpenClawError):
+        return str(cause)
+    lines = [line.strip() for line in _COLOUR.sub("", str(error)).splitlines() if line.strip()]
+    if any(line.startswith('File "') for line in lines):
+        lines = lines[-1:]
+    return _cut_line(" ".join(lines) or type(error).__name__)
+
+
+def _cut_line(text: str) -> str:
+    words = " ".join(text.split()).rstrip(".")
+    return words if len(words) <= _MAX_CHARS else f"{words[:_MAX_CHARS]} ..."
