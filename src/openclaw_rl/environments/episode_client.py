@@ -66,10 +66,9 @@ class EpisodeClient:
             return PlayOutcome(status="done", reward=entry["reward"], reason=entry["reason"])
         return outcome
 
-    async def list_turns(self, episode: str) -> list[dict[str, Any]]:
-        """Return the turns of an episode in the order of their admission, without text."""
-        answer = await self._request("GET", f"/v1/episodes/{episode}")
-        return list(answer["turns"])
+    async def get_episode(self, episode: str) -> dict[str, Any]:
+        """Return an episode with its `turns` in the order of their admission, without text, and `failed_request`."""
+        return dict(await self._request("GET", f"/v1/episodes/{episode}"))
 
     async def list_group(self, group: str) -> list[dict[str, Any]]:
         """Return the episodes of a group; none if it does not exist."""
