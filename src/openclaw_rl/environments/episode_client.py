@@ -32,7 +32,7 @@ class EpisodeClient:
 
     def __init__(self, http: aiohttp.ClientSession, url: str, *, retry_seconds: float = 30.0) -> None:
         """`http`: a session from `open_session`. `url`: of the gateway, without a path."""
-        self._http, self._url, self._retry_seconds = http, url, retry_seconds
+        self._http, self._url, self.retry_seconds = http, url, retry_seconds
 
     async def open_episode(self, episode: str, body: Mapping[str, Any]) -> EpisodeTicket:
         """Open an episode. Raises `OpenClawError` if the gateway refuses it or does not answer."""
@@ -78,7 +78,7 @@ class EpisodeClient:
     async def _request(
         self, verb: str, path: str, body: Mapping[str, Any] | None = None, *, missing: Any = None
     ) -> Any:
-        end = time.monotonic() + self._retry_seconds
+        end = time.monotonic() + self.retry_seconds
         # Half a surrogate pair, which a program may have escaped, becomes "?": the gateway takes UTF-8.
         sent = None if body is None else json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
         while True:

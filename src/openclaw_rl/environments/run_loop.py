@@ -105,10 +105,16 @@ class EpisodeLoop:
             if self._void_row >= max(_MIN_VOID_ROW, 2 * self.parallel):
                 raise OpenClawError(f"the last {self._void_row} episodes were void. The last one: {outcome.reason}")
 
+    @property
+    def _ttl(self) -> int:
+        """Seconds from the opening of an episode to its expiry."""
+        return min(_MAX_TTL, int(self.limits.seconds) + _EXTRA_TTL)
+
     async def _run_episode(self, episode: PlannedEpisode) -> PlayOutcome:
         """Play one episode and post its outcome."""
         folder = new_scratch_folder(episode.id)
-        self.leases.add_lease(EpisodeLease(episode=episode.id, folder=folder))
+        expires_at = time.time() + self._ttl + self.client.retry_seconds  # it may be opened only then
+        self.leases.add_lease(EpisodeLease(episode=episode.id, folder=folder, expires_at=expires_at))
         try:
             outcome = await self._play_episode(episode, folder)
         except asyncio.CancelledError:
@@ -125,7 +131,7 @@ class EpisodeLoop:
             "task": task.id,
             "group": {"id": episode.group, "size": self.plan.group_size},
             "split": task.split,
-            "ttl": min(_MAX_TTL, int(self.limits.seconds) + _EXTRA_TTL),
+            "ttl": self._ttl,
         } | ({} if self.limits.replies is None else {"max_steps": self.limits.replies})
         ticket = await self.client.open_episode(episode.id, body)
         try:
