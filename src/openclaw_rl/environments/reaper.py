@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from openclaw_rl.common.gateway_address import running_address
+from openclaw_rl.common.printable import echo_error
 from openclaw_rl.environments.leftovers import remove_leftovers
 from openclaw_rl.environments.runner_lease import EpisodeLease, LeaseFolder, lease_folder, take_over_leases
 from openclaw_rl.errors import SandboxError
@@ -120,7 +121,7 @@ def main() -> None:
     while lease_folder(home, given["run"]).exists() and time.monotonic() < end:
         if note := reap_leases(home, given["key"], seconds=_GATEWAY_SECONDS):
             with contextlib.suppress(OSError):  # the terminal of the runner may be closed
-                print(f"openclaw-rl: {note}", file=sys.stderr, flush=True)
+                echo_error(f"openclaw-rl: {note}")
         time.sleep(0.1)
     with contextlib.suppress(SandboxError):  # others can write to the folder of the leases: the next owner says so
         sweep_leases()

@@ -17,7 +17,7 @@ from tests.serve.episodes.conftest import Open
 
 from openclaw_rl.common.gateway_address import GatewayAddress, publish_address
 from openclaw_rl.common.sockets import free_port
-from openclaw_rl.environments import commands
+from openclaw_rl.environments import commands, reaper
 from openclaw_rl.environments.reaper import KILLED, reap_leases
 from openclaw_rl.environments.registry import SourceRequest
 from openclaw_rl.environments.runner_lease import EpisodeLease, LeaseFolder, lease_folder
@@ -114,3 +114,17 @@ def test_the_reaper_asks_again_until_the_episode_has_expired(home: Path, leave: 
     done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=60, check=True)
     assert done.stderr == "", "the episode has expired while it waited"
     assert not lease_folder(home, "r").exists()
+
+
+def test_the_reaper_says_what_is_left(
+    home: Path, leave: Leave, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lease = leave(time.time() + 3600)
+    monkeypatch.setattr(reaper, "_GATEWAY_SECONDS", 0.7)
+    monkeypatch.setattr(reaper, "_LOCK_SECONDS", 0.5)
+    (tmp_path / "stdin").write_text(f'{{"home": "{home}", "run": "r", "key": "{KEY}"}}\n')
+    with (tmp_path / "stdin").open() as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        reaper.main()
+    assert lease.exists()
+    assert capsys.readouterr().err.startswith("openclaw-rl: 1 episodes of killed runners are still open, because no")
