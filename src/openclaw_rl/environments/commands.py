@@ -142,7 +142,8 @@ def _choose_tasks(home: Path, source: TaskSource, options: RunOptions) -> list[E
     if found.unfit:
         echo_error(
             f"note: {len(found.unfit)} tasks are left out, because their check failed: "
-            f"{_name_some([f'{one.task} ({one.reason})' for one in found.unfit])}"
+            f"{_name_some([f'{one.task} ({one.reason})' for one in found.unfit])}. "
+            f"Once that is mended, check them again with `openclaw-rl env check {source.name} ...`"
         )
     unfit = {one.digest for one in found.unfit}
     chosen = [task for task in tasks if task.split == "held_out" or task.digest not in unfit]

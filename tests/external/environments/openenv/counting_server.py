@@ -15,8 +15,15 @@ class SayAction(Action):
     text: str
 
 
+class PlanAction(SayAction):
+    """It has two fields, so that the policy writes it as JSON."""
+
+    plan: dict[str, Any]
+
+
 class SayObservation(Observation):
     text: str
+    tree: Any = None
 
 
 class SayEnvironment(Environment):  # type: ignore[misc]
@@ -36,12 +43,16 @@ class SayEnvironment(Environment):  # type: ignore[misc]
             os._exit(3)
         if "hangs" in sys.argv and self.said > 1:
             time.sleep(60)
-        return SayObservation(text="Go on.", reward=0.25, done=self.said == 3)
+        tree: Any = None
+        for _ in range(600 if "deep" in sys.argv else 0):
+            tree = [tree]
+        return SayObservation(text="Go on.", tree=tree, reward=0.25, done=self.said == 3)
 
     @property
     def state(self) -> State:
         return State(step_count=self.said)
 
 
-app = create_fastapi_app(SayEnvironment, SayAction, SayObservation, max_concurrent_envs=16)
+action = PlanAction if "plans" in sys.argv else SayAction
+app = create_fastapi_app(SayEnvironment, action, SayObservation, max_concurrent_envs=16)
 uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="warning")
