@@ -94,8 +94,8 @@ class McpBridge:
         try:
             return await self._process.send_request(kind, body, seconds)
         except ForeignError as error:
-            kind = ToolMissing if _NO_PACKAGE in str(error) else ToolBroken
-            raise kind(f"MCP server or tool {name}: {error}") from None
+            raised = ToolMissing if _NO_PACKAGE in str(error) else ToolBroken
+            raise raised(f"MCP server or tool {name}: {error}") from None
 
 
 def _as_spec(tool: Mapping[str, Any], server: str) -> ToolSpec:
