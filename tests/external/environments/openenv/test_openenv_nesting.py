@@ -56,7 +56,7 @@ def play(url: str, folder: Path, *replies: str) -> PlayOutcome:
         task = EnvironmentTask(id="t", digest="d", split="train", data={"url": url, "seed": 0})
         ticket = EpisodeTicket(episode="e", base_url=base, api_key="k", model="m")
         try:
-            return await runner.play_episode(task, ticket, str(folder / "e"), PlayLimits(seconds=60))
+            return await runner.play_episode(task, ticket, str(folder / "e"), PlayLimits(seconds=300))
         finally:
             await runner.close_runner()
 
