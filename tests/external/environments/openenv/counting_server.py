@@ -23,7 +23,6 @@ class PlanAction(SayAction):
 
 class SayObservation(Observation):
     text: str
-    tree: Any = None
 
 
 class SayEnvironment(Environment):  # type: ignore[misc]
@@ -43,10 +42,7 @@ class SayEnvironment(Environment):  # type: ignore[misc]
             os._exit(3)
         if "hangs" in sys.argv and self.said > 1:
             time.sleep(60)
-        tree: Any = None
-        for _ in range(600 if "deep" in sys.argv else 0):
-            tree = [tree]
-        return SayObservation(text="Go on.", tree=tree, reward=0.25, done=self.said == 3)
+        return SayObservation(text="Go on.", reward=0.25, done=self.said == 3)
 
     @property
     def state(self) -> State:
