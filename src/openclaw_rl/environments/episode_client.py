@@ -32,7 +32,7 @@ class EpisodeClient:
 
     def __init__(self, http: aiohttp.ClientSession, url: str, *, retry_seconds: float = 30.0) -> None:
         """`http`: a session from `open_session`. `url`: of the gateway, without a path."""
-        self._http, self._url, self._retry_seconds = http, url, retry_seconds
+        self._http, self._url, self.retry_seconds = http, url, retry_seconds
 
     async def open_episode(self, episode: str, body: Mapping[str, Any]) -> EpisodeTicket:
         """Open an episode. Raises `OpenClawError` if the gateway refuses it or does not answer."""
@@ -66,10 +66,9 @@ class EpisodeClient:
             return PlayOutcome(status="done", reward=entry["reward"], reason=entry["reason"])
         return outcome
 
-    async def list_turns(self, episode: str) -> list[dict[str, Any]]:
-        """Return the turns of an episode in the order of their admission, without text."""
-        answer = await self._request("GET", f"/v1/episodes/{episode}")
-        return list(answer["turns"])
+    async def get_episode(self, episode: str) -> dict[str, Any]:
+        """Return an episode with its `turns` in the order of their admission, without text, and `failed_request`."""
+        return dict(await self._request("GET", f"/v1/episodes/{episode}"))
 
     async def list_group(self, group: str) -> list[dict[str, Any]]:
         """Return the episodes of a group; none if it does not exist."""
@@ -79,7 +78,7 @@ class EpisodeClient:
     async def _request(
         self, verb: str, path: str, body: Mapping[str, Any] | None = None, *, missing: Any = None
     ) -> Any:
-        end = time.monotonic() + self._retry_seconds
+        end = time.monotonic() + self.retry_seconds
         # Half a surrogate pair, which a program may have escaped, becomes "?": the gateway takes UTF-8.
         sent = None if body is None else json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
         while True:

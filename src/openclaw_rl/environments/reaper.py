@@ -8,6 +8,7 @@ Every `openclaw-rl env run` and `env check` does the same at its start, for the 
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import subprocess
@@ -20,13 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from openclaw_rl.common.gateway_address import running_address
+from openclaw_rl.common.printable import echo_error
 from openclaw_rl.environments.leftovers import remove_leftovers
 from openclaw_rl.environments.runner_lease import EpisodeLease, LeaseFolder, lease_folder, take_over_leases
 from openclaw_rl.errors import SandboxError
 from openclaw_rl.sandbox.box_lease import sweep_leases
 
 KILLED = "the runner was killed"
-_GATEWAY_SECONDS = 60.0  # for a gateway that is restarted meanwhile; after it, the episode expires by itself
+_GATEWAY_SECONDS = 60.0  # for a gateway that is restarted meanwhile; after it, the next run tries again
 _LOCK_SECONDS = 10.0  # a program that is just being started holds the runner's lock until its first instruction
 _TIMEOUT = 10.0  # seconds of one request
 
@@ -51,45 +53,61 @@ def start_reaper(home: Path, run: str, key: str) -> Iterator[None]:
         process.stdin.close()
 
 
-def reap_leases(home: Path, key: str, *, seconds: float = 0.0) -> list[str]:
-    """Clean up after every runner that has ended without doing so. Return the ids of its episodes.
+def reap_leases(home: Path, key: str, *, seconds: float = 0.0) -> str:
+    """Clean up after every runner that has ended without doing so. Return what could not be done, or an empty text.
 
-    `seconds`: how long a gateway that does not answer is asked again. If it never does, the episodes expire by
-    themselves.
+    `seconds`: how long a gateway that does not answer is asked again, for all episodes together. What could not be done
+    keeps its lease, so that the next call tries again, until the episode has expired.
     """
-    reaped = []
+    end, left, busy, problem = time.monotonic() + seconds, list[EpisodeLease](), list[str](), ""
     with take_over_leases(home) as found:
         for leases in found:
             for lease in leases.read_leases():
                 if not remove_leftovers(lease.folder):
-                    continue  # tried again the next time
-                _end_episode(home, key, lease, seconds)
-                leases.remove_lease(lease.episode)
-                reaped.append(lease.episode)
-    return reaped
+                    busy.append(lease.folder)
+                elif refusal := _end_episode(home, key, lease, end):
+                    left.append(lease)
+                    problem = refusal
+                else:
+                    leases.remove_lease(lease.episode)
+    notes = [f"processes or files of killed runners cannot be removed: {', '.join(busy)}"] if busy else []
+    if left:
+        last = time.strftime("%Y-%m-%d %H:%M", time.localtime(max(lease.expires_at for lease in left)))
+        notes.append(
+            f"{len(left)} episodes of killed runners are still open, because {problem}. The next `openclaw-rl env run` "
+            f"or `env check` ends them; without it they expire by {last}"
+        )
+    return "; ".join(notes)
 
 
-def _end_episode(home: Path, key: str, lease: EpisodeLease, seconds: float) -> None:
-    """Make the episode void, unless it has ended or was never opened."""
-    end = time.monotonic() + seconds
-    body = json.dumps({"status": "void", "reason": KILLED}).encode()
-    while True:
-        address = running_address(home)
-        if address is not None:
-            url = f"{address.url}/v1/episodes/{lease.episode}/outcome"
-            headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
-            request = urllib.request.Request(url, data=body, headers=headers)
-            try:
-                with urllib.request.urlopen(request, timeout=_TIMEOUT):
-                    return
-            except urllib.error.HTTPError as error:
-                if error.code < 500:  # 404: never opened; 409: it has an outcome
-                    return
-            except OSError:
-                pass  # it is restarting
-        if time.monotonic() >= end:
-            return
+def _end_episode(home: Path, key: str, lease: EpisodeLease, end: float) -> str:
+    """Make the episode void, unless it has ended or was never opened. Return why that is not possible, or nothing.
+
+    `end`: monotonic time of the last attempt.
+    """
+    while time.time() < lease.expires_at:
+        problem = _post_void(home, key, lease.episode)
+        if not problem or time.monotonic() >= end:
+            return problem
         time.sleep(0.5)
+    return ""
+
+
+def _post_void(home: Path, key: str, episode: str) -> str:
+    """Post that the episode is void. Return why the gateway did not take it, or an empty text."""
+    address = running_address(home)
+    if address is None:
+        return f"no gateway runs on {home}"
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    body = json.dumps({"status": "void", "reason": KILLED}).encode()
+    request = urllib.request.Request(f"{address.url}/v1/episodes/{episode}/outcome", data=body, headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT):
+            return ""
+    except urllib.error.HTTPError as error:  # 404: never opened; 409: it has an outcome
+        return "" if error.code in (404, 409) else f"the gateway at {address.url} refused: {error}"
+    except (OSError, http.client.HTTPException) as error:
+        return f"the gateway at {address.url} does not answer: {error}"
 
 
 def main() -> None:
@@ -101,7 +119,9 @@ def main() -> None:
         pass
     home, end = Path(given["home"]), time.monotonic() + _LOCK_SECONDS
     while lease_folder(home, given["run"]).exists() and time.monotonic() < end:
-        reap_leases(home, given["key"], seconds=_GATEWAY_SECONDS)
+        if note := reap_leases(home, given["key"], seconds=_GATEWAY_SECONDS):
+            with contextlib.suppress(OSError):  # the terminal of the runner may be closed
+                echo_error(f"openclaw-rl: {note}")
         time.sleep(0.1)
     with contextlib.suppress(SandboxError):  # others can write to the folder of the leases: the next owner says so
         sweep_leases()

@@ -105,10 +105,16 @@ class EpisodeLoop:
             if self._void_row >= max(_MIN_VOID_ROW, 2 * self.parallel):
                 raise OpenClawError(f"the last {self._void_row} episodes were void. The last one: {outcome.reason}")
 
+    @property
+    def _ttl(self) -> int:
+        """Seconds from the opening of an episode to its expiry."""
+        return min(_MAX_TTL, int(self.limits.seconds) + _EXTRA_TTL)
+
     async def _run_episode(self, episode: PlannedEpisode) -> PlayOutcome:
         """Play one episode and post its outcome."""
         folder = new_scratch_folder(episode.id)
-        self.leases.add_lease(EpisodeLease(episode=episode.id, folder=folder))
+        expires_at = time.time() + self._ttl + self.client.retry_seconds  # it may be opened only then
+        self.leases.add_lease(EpisodeLease(episode=episode.id, folder=folder, expires_at=expires_at))
         try:
             outcome = await self._play_episode(episode, folder)
         except asyncio.CancelledError:
@@ -125,7 +131,7 @@ class EpisodeLoop:
             "task": task.id,
             "group": {"id": episode.group, "size": self.plan.group_size},
             "split": task.split,
-            "ttl": min(_MAX_TTL, int(self.limits.seconds) + _EXTRA_TTL),
+            "ttl": self._ttl,
         } | ({} if self.limits.replies is None else {"max_steps": self.limits.replies})
         ticket = await self.client.open_episode(episode.id, body)
         try:
@@ -136,8 +142,9 @@ class EpisodeLoop:
             log.exception("%s: the runner failed", episode.id)
             outcome = void_outcome(f"the runner failed: {type(error).__name__}: {error}")
         if outcome.status == "done":
-            turns = await self.client.list_turns(episode.id)
-            why = void_reason([turn["status"] for turn in turns], restarted=self.gateway_pid() != pid)
+            entry = await self.client.get_episode(episode.id)
+            replies = [turn["status"] for turn in entry["turns"]]
+            why = void_reason(replies, entry.get("failed_request"), restarted=self.gateway_pid() != pid)
             outcome = outcome if why is None else void_outcome("; ".join(filter(None, (why, outcome.reason))))
         log.info(
             "%s: %s %s (%.1f s) %s",
@@ -158,15 +165,18 @@ class EpisodeLoop:
         return taken
 
 
-def void_reason(replies: list[str], *, restarted: bool) -> str | None:
+def void_reason(replies: list[str], failed_request: str | None = None, *, restarted: bool) -> str | None:
     """Return why the reward of an episode says nothing about the policy; None if it does.
 
-    `replies`: the state of each reply in the order of the requests. `restarted`: the gateway was, during the episode.
+    `replies`: the state of each reply in the order of the requests. `failed_request`: the gateway's error that the last
+    request got. `restarted`: the gateway was, during the episode.
     """
     if restarted:
         return "the gateway was restarted during the episode"
     if replies and replies[-1] == "failed":
         return "its last reply failed because of the gateway or the engine"
+    if failed_request is not None:
+        return f"its last request failed because of the gateway ({failed_request})"
     if "done" not in replies:
         return "it got no reply"
     return None

@@ -23,10 +23,14 @@ _LOCK_NAME = "lock"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeLease:
-    """A running episode, and the folder by which its processes are found."""
+    """A running episode, and the folder by which its processes are found.
+
+    `expires_at`: seconds since the epoch, by when the gateway ends the episode in any case; 0: it does not know it.
+    """
 
     episode: str
     folder: str
+    expires_at: float = 0.0
 
 
 class LeaseFolder:

@@ -37,6 +37,19 @@ def make_box(config: SandboxConfig, root: BoxRoot) -> Box:
     return ContainerBox(root, limits, program=kind)
 
 
+async def find_machine_problem(config: SandboxConfig) -> str | None:
+    """Return why this machine opens no box, with the cure; None if an empty one opens."""
+    try:
+        box = make_box(config, BoxRoot())
+        try:
+            await box.open()
+        finally:
+            await box.close()
+    except SandboxError as error:
+        return f"no box opens on this machine: {error}"
+    return None
+
+
 def choose_kind(config: SandboxConfig, root: BoxRoot) -> str:
     """Return the configured kind; for `auto`, bubblewrap, or a container program if `root` names an image."""
     if config.kind != "auto":

@@ -83,6 +83,13 @@ class ApiKeys:
         connection.mark_authenticated()
         return caller
 
+    def ticket_episode(self, headers: Mapping[str, str]) -> str | None:
+        """Return the episode whose ticket the request has; None for any other key."""
+        try:
+            return self._find_caller(headers).episode
+        except RequestError:
+            return None
+
     def authenticated_scope(self, headers: Mapping[str, str]) -> str:
         """Return the scope of the key in `Authorization: Bearer`, else in `x-api-key` or Azure's `api-key`.
 

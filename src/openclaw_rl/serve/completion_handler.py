@@ -55,6 +55,11 @@ class CompletionHandler:
         finally:
             self._gateway.open_requests -= 1
 
+    def note_failure(self, request: web.Request, status: int, words: str) -> None:
+        """Note an error of the gateway (status 5xx) for the episode of the request's key: it makes that void."""
+        if status >= 500 and (episode := self._keys.ticket_episode(request.headers)) is not None:
+            self._gateway.episodes.note_failure(episode, f"{status}: {words}")
+
     async def _answer(self, request: web.Request, caller: Caller) -> web.StreamResponse:
         self._gateway.check_running(caller)
         dialect = self.dialects[request.path]
@@ -76,7 +81,7 @@ class CompletionHandler:
                 replies += await self._gateway.begin_replies(ask, caller)
         except BaseException as error:  # also for a cancellation: the replies that were begun must end
             for reply in replies:
-                reply.cancel_reason = f"another prompt of the same request was refused: {error}"
+                reply.withdraw(f"another prompt of the same request was refused: {error}")
                 reply.cancel_unstarted()
             raise
         return replies
@@ -121,15 +126,21 @@ class CompletionHandler:
         except Exception as error:  # any error: some clients take a stream that just stops for complete
             if encoder is None:
                 raise
-            await self._send_stream_error(response, encoder, dialect, error)
+            await self._send_stream_error(request, response, encoder, dialect, error)
         return response
 
     async def _send_stream_error(
-        self, response: web.StreamResponse, encoder: StreamEncoder, dialect: Dialect, error: Exception
+        self,
+        request: web.Request,
+        response: web.StreamResponse,
+        encoder: StreamEncoder,
+        dialect: Dialect,
+        error: Exception,
     ) -> None:
         """Send an error event and no finish, so that the client does not take the output for a complete reply."""
         status, words, code, _ = describe_error(error, "a reply during the stream")
         self._reply_counter(route=dialect.name, outcome=code or "refused").inc()
+        self.note_failure(request, status, words)
         with suppress(ClientDisconnected):
             await _wait_sent(response.write(encoder.encode_error(status, words, code or "refused")))
 
@@ -221,7 +232,7 @@ async def merge_streams(replies: Sequence[InflightReply]) -> AsyncGenerator[tupl
             number, event = await ready.get()
             if isinstance(event, Exception):
                 for reply in replies:
-                    reply.cancel_reason = f"another reply of the same request failed: {event}"
+                    reply.withdraw(f"another reply of the same request failed: {event}")
                 raise event
             running -= event.end is not None
             yield number, event

@@ -84,8 +84,8 @@ class InflightReply:
         )
         # A response that is not streamed is sent after the end is durable, so admission and end may share a transaction
         self._admitted = context.writer.put(request, max_delay=0.0 if ask.stream else MAX_COMMIT_DELAY)
-        self._settled = self._counted = self._started = False
-        self.cancel_reason = "the client closed the connection"  # the reason to record if the reply is cancelled
+        self._settled = self._counted = self._started = self._withdrawn = self._is_returned = False
+        self._cancel_reason = "the client closed the connection"  # the reason to record if the reply is cancelled
 
     @property
     def current_message(self) -> dict[str, Any]:
@@ -122,7 +122,10 @@ class InflightReply:
             # If settled, the reply is complete and queued for writing.
             finish = self.accumulator.finish_reason
             self._count_outcome(finish.value if self._settled and finish else "cancelled")
-            self._end_in_background(ExchangeStatus.CANCELLED, self.cancel_reason)
+            if self.accumulator.first_token_at is None:
+                self._return_reply()
+            status = ExchangeStatus.FAILED if self._withdrawn else ExchangeStatus.CANCELLED
+            self._end_in_background(status, self._cancel_reason)
             raise
         except (ReplyFailed, RequestError) as error:
             self._return_reply()
@@ -137,16 +140,27 @@ class InflightReply:
             context.versions.release(self._version)
 
     def _return_reply(self) -> None:
-        """Do not count a reply that failed towards the limit of its episode."""
-        if self._request.episode is not None:
+        """Do not count a reply that nobody got towards the limit of its episode. Idempotent."""
+        if self._request.episode is not None and not self._is_returned:
+            self._is_returned = True
             self._context.episodes.return_reply(self._request.episode)
+
+    def withdraw(self, reason: str) -> None:
+        """Set why the reply is about to be cancelled: its request failed as a whole, so that nobody gets the reply.
+
+        One that was streamed to its end did arrive, and stays counted.
+        """
+        if not (self._settled and self._ask.stream):
+            self._cancel_reason, self._withdrawn = reason, True
+            self._return_reply()
 
     def cancel_unstarted(self) -> None:
         """Cancel the reply if `stream_parts` was never iterated."""
         if not self._started:
             self._started = True
             self._count_outcome("cancelled")
-            self._end_in_background(ExchangeStatus.CANCELLED, self.cancel_reason)
+            self._return_reply()
+            self._end_in_background(ExchangeStatus.CANCELLED, self._cancel_reason)
             self._context.versions.release(self._version)
 
     async def _stream_chunks(self) -> AsyncGenerator[Chunk]:

@@ -87,6 +87,7 @@ class GatewayRoutes:
             status, words, code, param = describe_error(error, f"{request.method} {request.path}")
             if isinstance(error, PromptTooLong):
                 words, param = prompt_too_long(request.path, error)
+            self.completion_handler.note_failure(request, status, words)
             response = self._error_response(request, status, words, param=param, code=code)
         await discard_body(request)
         return response

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
 import pytest
-from tests.serve.conftest import OTHER_KEY, TOOLS, USER, Site
-from tests.serve.episodes.conftest import Open, claimable, collect, collector_of, judge, put
+from tests.serve.conftest import OTHER_KEY, TOOLS, USER, Site, Start, statuses, wait_for
+from tests.serve.episodes.conftest import EpisodeRun, Open, claimable, collect, collector_of, judge, put
 
 from openclaw_rl.errors import RequestError
 from openclaw_rl.serve.episodes.open_episodes import OpenEpisodes
 from openclaw_rl.serve.episodes.ticket import Ticket, make_ticket, read_ticket
+from openclaw_rl.store.episodes.episodes import running_episodes
 from openclaw_rl.store.episodes.records import Episode
+from openclaw_rl.types import ExchangeStatus
 
 ANY = {"messages": [USER]}
 
@@ -203,6 +206,48 @@ def test_the_limit_on_the_replies_holds_and_failures_do_not_count(site: Site, op
     assert [run.send(ANY).status_code for _ in range(3)] == [200, 200, 410]
     assert "has had 2 of 2 replies (max_steps)" in run.send(ANY).json()["error"]["message"]
     assert run.shown()["status"] == "running"
+
+
+def test_replies_of_a_request_that_was_refused_or_failed_do_not_count(start: Start) -> None:
+    """Neither does the store count them, which a gateway reads at its start."""
+    site = start(delay=0.001)
+    answer = put(site, "e", max_steps=2)
+    run = EpisodeRun(site, "e", answer.json()["api_key"])
+    key = {"Authorization": f"Bearer {run.key}"}
+    for prompts, status in ((["one", "word " * 5000], 400), (["one", "two", "three"], 410)):
+        assert site.http.post("/v1/completions", {"model": "openclaw", "prompt": prompts}, key).status_code == status
+    site.script.say("one two three four " * 20)
+    for is_stream in (False, True):
+        site.engine.gone_at = 3
+        assert "the engine disconnected" in run.send(ANY | {"n": 2, "stream": is_stream}).text
+        site.engine.revive()
+        wait_for(lambda: site.engine.running[0], lambda n: n == 0)
+    assert run.send(ANY).status_code == 200
+    wait_for(lambda: statuses(site), lambda found: ExchangeStatus.RUNNING not in found)
+    assert len(statuses(site)) == 8
+    with site.store.read() as conn:
+        assert [number for _, number in running_episodes(conn)] == [1]
+    assert [run.send(ANY).status_code for _ in range(2)] == [200, 410]
+
+
+def test_replies_that_a_program_cuts_off_count_from_their_first_token(start: Start) -> None:
+    site = start(delay=0.02)
+    site.script.say("one two three " * 20)
+    run = EpisodeRun(site, "e", put(site, "e", max_steps=1).json()["api_key"])
+
+    async def leave() -> None:
+        async with site.async_client(run.key) as client:
+            answer = await client.chat.completions.create(model="openclaw", messages=[USER], stream=True)
+            async for chunk in answer:
+                if chunk.choices[0].delta.content:
+                    break
+            await answer.close()
+
+    asyncio.run(leave())
+    wait_for(lambda: statuses(site), lambda found: found == [ExchangeStatus.CANCELLED])
+    assert run.send(ANY).status_code == 410
+    with site.store.read() as conn:
+        assert [number for _, number in running_episodes(conn)] == [1]
 
 
 def test_after_its_expiry_an_episode_gets_no_replies() -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sqlite3
 import tempfile
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,11 @@ from openclaw_rl.environments.run_plan import RunPlan
 from openclaw_rl.environments.runner_lease import hold_leases
 from openclaw_rl.environments.types import EnvironmentTask, EpisodeTicket, PlayLimits, PlayOutcome
 
+REFUSED_WRITES = {
+    "refused": "INSERT ON exchanges",
+    "repeated": "INSERT ON exchanges",
+    "cut": "INSERT ON replies",
+}
 Result = tuple[str, float | None, str | None]
 
 
@@ -28,6 +36,14 @@ class OneReply:
     def __init__(self, site: Site) -> None:
         self._site = site
 
+    @contextmanager
+    def _refused_write(self, words: str) -> Iterator[None]:
+        """The store refuses a write, such as that of a request, which then has no row."""
+        with closing(sqlite3.connect(self._site.store.path)) as conn:
+            conn.execute(f"CREATE TRIGGER no_room BEFORE {words} BEGIN SELECT RAISE(ABORT, 'no room'); END")
+            yield
+            conn.execute("DROP TRIGGER no_room")
+
     def open_runner(self, folder: str) -> None: ...
 
     async def close_runner(self) -> None: ...
@@ -35,11 +51,21 @@ class OneReply:
     async def play_episode(
         self, task: EnvironmentTask, ticket: EpisodeTicket, folder: str, limits: PlayLimits
     ) -> PlayOutcome:
-        body = {"messages": [{"role": "user", "content": task.id}]}
-        headers = {"Authorization": f"Bearer {ticket.api_key}"}
-        url = f"{self._site.url}/v1/chat/completions"
-        async with aiohttp.ClientSession(headers=headers) as http, http.post(url, json=body) as response:
-            assert response.status == 200
+        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {ticket.api_key}"}) as http:
+
+            async def ask(**more: Any) -> tuple[int, str]:
+                body = {"messages": [{"role": "user", "content": task.id}]} | more
+                async with http.post(f"{self._site.url}/v1/chat/completions", json=body) as response:
+                    return response.status, await response.text()
+
+            assert (await ask())[0] == 200
+            if (words := REFUSED_WRITES.get(task.id)) is not None:
+                with self._refused_write(words):
+                    status, text = await ask(stream=task.id == "cut")
+                    assert status == (200 if task.id == "cut" else 500)
+                    assert "no room" in text
+            if task.id == "repeated":
+                assert (await ask())[0] == 200
         if task.id == "raises":
             raise ValueError("no number in the answer")
         if task.id == "expires":
@@ -103,3 +129,12 @@ def test_an_environment_that_fails_is_void_and_the_run_goes_on(
     assert [(status, reward) for status, reward, _ in found[broken.id]] == [("void", None)] * 2
     assert all(said.startswith(reason) for _, _, said in found[broken.id])
     assert "half a pair: \ufffd" in caplog.text, "no encoding of a log has the half"
+
+
+def test_an_error_of_the_gateway_without_a_record_is_void_unless_repeated(play_run: Any) -> None:
+    found = play_run(task("refused"), task("cut"), task("repeated"))
+    reason = "its last request failed because of the gateway (500: the exchange could not be made durable"
+    for id_ in ("refused", "cut"):
+        assert [(status, reward) for status, reward, _ in found[id_]] == [("void", None)] * 2
+        assert all(said.startswith(reason) for _, _, said in found[id_])
+    assert found["repeated"] == [("done", 1.0, None)] * 2

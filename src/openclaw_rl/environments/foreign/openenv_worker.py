@@ -20,6 +20,7 @@ DEFAULT_SEEDS = 8
 HTTP_SECONDS = 30.0
 CLOSE_SECONDS = 2.0
 MAX_OBSERVATION = 6000  # characters that the policy sees
+MAX_DEPTH = 100  # of the lists and objects in an action
 INVALID_ACTION = "(code: VALIDATION_ERROR)"
 """Part of the client's error for an action that does not fit the schema, which is the policy's fault."""
 _schemas: dict[str, dict[str, Any]] = {}
@@ -50,7 +51,7 @@ def read_schema(url: str) -> dict[str, Any]:
         try:
             with urllib.request.urlopen(f"{url}/schema", timeout=HTTP_SECONDS) as answer:
                 _schemas[url] = dict(json.load(answer)["action"])
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, RecursionError) as error:
             raise ForeignRefusal(f"{url}: no OpenEnv server answers ({error})") from None
     return _schemas[url]
 
@@ -63,14 +64,26 @@ def text_field(schema: Mapping[str, Any]) -> str | None:
 
 
 def read_action(reply: str, schema: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the action of a reply: its text as the one field, else the JSON object in it, else None."""
+    """Return the action of a reply: its text as the one field, else the JSON object in it, else None.
+
+    An object that is nested deeper than `MAX_DEPTH` counts as none: the client or the server could not take it.
+    """
     if (field := text_field(schema)) is not None:
         return {field: reply}
     try:
         found, _ = json.JSONDecoder().raw_decode(reply[reply.index("{") :])
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return found if isinstance(found, dict) and nesting_depth(found) <= MAX_DEPTH else None
+
+
+def nesting_depth(value: Any) -> int:
+    """Return how deeply lists and objects are nested in a JSON value."""
+    depth, level = 0, [value]
+    while level := [one for one in level if isinstance(one, dict | list)]:
+        depth += 1
+        level = [inner for one in level for inner in (one.values() if isinstance(one, dict) else one)]
+    return depth
 
 
 def write_system(schema: Mapping[str, Any]) -> str:
@@ -110,7 +123,8 @@ async def open_client(url: str) -> AsyncIterator[Any]:
 async def play_task(asked: dict[str, Any]) -> dict[str, Any]:
     """Play an episode: observation, reply, action, until the server says that it is done or a limit is reached.
 
-    Raises `ForeignRefusal` if the limit is reached while the server works, which is not the policy's fault.
+    Raises `ForeignRefusal` for what is not the policy's fault: the limit is reached while the server works, or its
+    answer is nested so deeply that it cannot be read.
     """
     schema = await asyncio.to_thread(read_schema, asked["data"]["url"])
     steps: list[dict[str, Any]] = []
@@ -143,6 +157,8 @@ async def play_task(asked: dict[str, Any]) -> dict[str, Any]:
         reason = f"its limit of {asked['seconds']:g} s"
         if not is_asking:
             raise ForeignRefusal(f"the server did not answer within the limit of {asked['seconds']:g} s") from None
+    except RecursionError:
+        raise ForeignRefusal("an answer of the server is nested too deeply to be read") from None
     except urllib.error.HTTPError as error:
         reason = stop_reason(error)
     return {"outcome": {"reward": sum((step["reward"] for step in steps), 0.0), "steps": steps, "reason": reason}}

@@ -113,11 +113,12 @@ class EpisodeHandler:
         return json_response(to_json(episode_entry(await self._load(end.id, scope))))
 
     async def get_episode(self, request: web.Request) -> web.Response:
-        """Return an episode with its turns, without text."""
+        """Return an episode with its turns, without text, and the gateway's error that its last request got."""
         scope = await self._keys.authenticate(request)
         episode = await self._load(request.match_info["id"], scope)
         listed = await asyncio.to_thread(_load_turns, self._gateway.store, episode.id)
-        return json_response(to_json(episode_entry(episode) | {"turns": listed}))
+        failed = self._gateway.episodes.failed_request(episode.id)
+        return json_response(to_json(episode_entry(episode) | {"turns": listed, "failed_request": failed}))
 
     async def list_episodes(self, request: web.Request) -> web.Response:
         """Return the episodes of a group, and the state of the group."""

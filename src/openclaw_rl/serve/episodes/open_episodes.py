@@ -24,6 +24,7 @@ _FREE = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "presence_penalty": 0.0, "frequ
 class _OpenEpisode:
     episode: Episode
     replies: int  # that have not failed
+    failed_request: str | None = None
 
 
 class OpenEpisodes:
@@ -54,7 +55,10 @@ class OpenEpisodes:
         return self._find(id).episode
 
     def reserve_replies(self, id: str, number: int) -> None:
-        """Count replies that are about to begin. Raises `RequestError` (410) if that would exceed the limit."""
+        """Count replies that are about to begin; `failed_request` is then None again.
+
+        Raises `RequestError` (410) if that would exceed the limit.
+        """
         found = self._find(id)
         limit = found.episode.max_steps
         if limit is not None and found.replies + number > limit:
@@ -64,11 +68,21 @@ class OpenEpisodes:
                 status=410,
             )
         found.replies += number
+        found.failed_request = None
 
     def return_reply(self, id: str) -> None:
         """Take back the count of a reply that failed."""
         if id in self._open:
             self._open[id].replies -= 1
+
+    def note_failure(self, id: str, words: str) -> None:
+        """Note that a request got an error of the gateway (status 5xx), also one of which the store has no record."""
+        if id in self._open:
+            self._open[id].failed_request = words
+
+    def failed_request(self, id: str) -> str | None:
+        """Return the error of the gateway that the last request for a reply got; None if that reply began."""
+        return self._open[id].failed_request if id in self._open else None
 
     def _find(self, id: str) -> _OpenEpisode:
         found = self._open.get(id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from sqlalchemy import Connection, Row, func, insert, select, update
+from sqlalchemy import Connection, Row, and_, func, insert, not_, select, update
 
 from openclaw_rl.errors import DamagedRow, RequestError
 from openclaw_rl.store import events
@@ -156,12 +156,18 @@ def episodes_of_group(conn: Connection, group: str) -> list[Episode]:
 
 
 def running_episodes(conn: Connection) -> list[tuple[Episode, int]]:
-    """Return the episodes without an outcome, each with its number of replies that have not failed.
+    """Return the episodes without an outcome, each with its number of replies.
 
-    Damaged ones are logged and left out.
+    Those that failed, or that were cancelled before their first token, do not count. Damaged episodes are logged and
+    left out.
     """
-    replies = select(func.count()).where(
-        t.exchanges.c.episode == t.episodes.c.id, t.exchanges.c.status != ExchangeStatus.FAILED.value
+    x, failed, cancelled = t.exchanges.c, ExchangeStatus.FAILED.value, ExchangeStatus.CANCELLED.value
+    is_empty = and_(x.status == cancelled, t.replies.c.first_token_at.is_(None))
+    replies = (
+        select(func.count())
+        .select_from(t.exchanges)
+        .outerjoin(t.replies, t.replies.c.seq == x.seq)
+        .where(x.episode == t.episodes.c.id, x.status != failed, not_(is_empty))
     )
     query = _select_episode.add_columns(replies.correlate(t.episodes).scalar_subquery().label("replies"))
     found = []

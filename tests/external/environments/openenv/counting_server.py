@@ -15,6 +15,12 @@ class SayAction(Action):
     text: str
 
 
+class PlanAction(SayAction):
+    """It has two fields, so that the policy writes it as JSON."""
+
+    plan: dict[str, Any]
+
+
 class SayObservation(Observation):
     text: str
 
@@ -43,5 +49,6 @@ class SayEnvironment(Environment):  # type: ignore[misc]
         return State(step_count=self.said)
 
 
-app = create_fastapi_app(SayEnvironment, SayAction, SayObservation, max_concurrent_envs=16)
+action = PlanAction if "plans" in sys.argv else SayAction
+app = create_fastapi_app(SayEnvironment, action, SayObservation, max_concurrent_envs=16)
 uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="warning")

@@ -23,8 +23,7 @@ from openclaw_rl.environments.types import (
     void_outcome,
 )
 from openclaw_rl.errors import BoxLost, ConfigError, SandboxError
-from openclaw_rl.sandbox.box import BoxRoot
-from openclaw_rl.sandbox.box_kinds import make_box
+from openclaw_rl.sandbox.box_kinds import find_machine_problem
 from openclaw_rl.settings.schema_sandbox import SandboxConfig
 
 
@@ -57,8 +56,8 @@ class HarborSource:
         except BoxLost as error:
             raise UnfitTask(str(error)) from error
         except SandboxError as error:
-            if solve and not await _can_open(self.sandbox):
-                raise ConfigError(f"no box opens on this machine: {error}") from error
+            if solve and (problem := await find_machine_problem(self.sandbox)) is not None:
+                raise ConfigError(problem) from error
             raise UnfitTask(str(error)) from error
         finally:
             await asyncio.shield(box.close_box())
@@ -163,16 +162,3 @@ def _compare_rewards(results: Mapping[str, PlayOutcome], best: float, *, allows_
     if nop.reward >= oracle.reward:
         return f"doing nothing got {nop.reward:g}, not less than its solution"
     return None
-
-
-async def _can_open(sandbox: SandboxConfig) -> bool:
-    """Return whether an empty box opens: else the machine fails, and not the task."""
-    try:
-        box = make_box(sandbox, BoxRoot())
-        try:
-            await box.open()
-        finally:
-            await box.close()
-    except SandboxError:
-        return False
-    return True

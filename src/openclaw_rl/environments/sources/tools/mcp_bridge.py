@@ -14,11 +14,12 @@ from openclaw_rl.environments.command_source import resolve_command
 from openclaw_rl.environments.foreign_process import ForeignError, ForeignProcess
 from openclaw_rl.environments.leftovers import FOLDER_VARIABLE
 from openclaw_rl.environments.sources.tools.call_matching import CallMade
-from openclaw_rl.environments.sources.tools.tool_box import ToolBroken
+from openclaw_rl.environments.sources.tools.tool_box import ToolBroken, ToolMissing
 from openclaw_rl.environments.sources.tools.tool_config import McpServer, ToolSpec, describe_error
 from openclaw_rl.environments.sources.tools.tool_text import cut_middle
 
 _OPEN_SECONDS = 60.0
+_NO_PACKAGE = " has no package mcp "  # the process ends with these words, and with the command that installs it
 _PROGRAM = Path(__file__).parents[2] / "foreign" / "mcp_tools.py"
 
 
@@ -93,7 +94,8 @@ class McpBridge:
         try:
             return await self._process.send_request(kind, body, seconds)
         except ForeignError as error:
-            raise ToolBroken(f"MCP server or tool {name}: {error}") from None
+            raised = ToolMissing if _NO_PACKAGE in str(error) else ToolBroken
+            raise raised(f"MCP server or tool {name}: {error}") from None
 
 
 def _as_spec(tool: Mapping[str, Any], server: str) -> ToolSpec:

@@ -27,6 +27,10 @@ class ToolBroken(OpenClawError):
     """Raised if a tool failed for a reason that is not the model's. The episode is void."""
 
 
+class ToolMissing(ToolBroken):
+    """Raised if this machine lacks a program or package that a tool needs: nothing is known of the task."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoxTools:
     """Code of a box. `modules`: in order. `functions`: tool -> number of its module, its function's name."""
@@ -66,8 +70,9 @@ class ToolBox:
             await box.open()
             made = await box.run(_start_script(self._tools, self._files), time_limit=_START_SECONDS)
             if made.exit_code:
-                reason = "it has no python3" if made.exit_code == _NO_PYTHON else read_words(made)
-                raise ToolBroken(f"the box of the tools could not be prepared: {reason}")
+                if made.exit_code == _NO_PYTHON:
+                    raise ToolMissing("the box of the tools has no python3: install your system's package `python3`")
+                raise ToolBroken(f"the box of the tools could not be prepared: {read_words(made)}")
         return self._box
 
     async def call_tool(

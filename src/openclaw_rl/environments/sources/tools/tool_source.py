@@ -15,7 +15,7 @@ from openclaw_rl.environments.agents.chat_agent import AgentCall, ChatAgent, ope
 from openclaw_rl.environments.sources.tools.answer_checks import PythonCheck
 from openclaw_rl.environments.sources.tools.bfcl_rows import is_bfcl_path, read_bfcl_tasks
 from openclaw_rl.environments.sources.tools.mcp_bridge import McpBridge
-from openclaw_rl.environments.sources.tools.tool_box import ToolBroken
+from openclaw_rl.environments.sources.tools.tool_box import ToolBroken, ToolMissing
 from openclaw_rl.environments.sources.tools.tool_config import ToolConfig, config_digest, place_server
 from openclaw_rl.environments.sources.tools.tool_episode import (
     CallFormat,
@@ -36,7 +36,8 @@ from openclaw_rl.environments.types import (
     TaskFitness,
     void_outcome,
 )
-from openclaw_rl.errors import OpenClawError
+from openclaw_rl.errors import BoxLost, OpenClawError, SandboxError
+from openclaw_rl.sandbox.box_kinds import find_machine_problem
 from openclaw_rl.settings.schema_sandbox import SandboxConfig
 
 AGENTS = ("chat", "text")
@@ -94,7 +95,7 @@ class ToolSource:
         parsed, bridge = self._setup.parse_task(task), self._setup.make_bridge()
         await asyncio.to_thread(Path(folder).mkdir, 0o700)
         rewards: dict[str, float] = {}
-        reason = ""
+        reason, is_here = "", True
         if bridge is not None:
             bridge.use_folder(folder)
         try:
@@ -108,7 +109,9 @@ class ToolSource:
         except TimeoutError:
             reason = f"not checked within {limits.seconds:g} s"
         except (OpenClawError, OSError) as error:
-            reason = str(error) or type(error).__name__
+            lacking = await _find_lacking(error, self._setup.sandbox)
+            is_here = lacking is None
+            reason = lacking or str(error) or type(error).__name__
         finally:
             if bridge is not None:
                 await asyncio.shield(bridge.close())
@@ -121,7 +124,17 @@ class ToolSource:
             reason=reason,
             oracle=rewards.get("oracle"),
             nop=rewards.get("nop"),
+            checkable=is_here,
         )
+
+
+async def _find_lacking(error: Exception, sandbox: SandboxConfig) -> str | None:
+    """Return what this machine lacks, if that is why a check failed: it says nothing about the task."""
+    if isinstance(error, ToolMissing):
+        return str(error)
+    if isinstance(error, SandboxError) and not isinstance(error, BoxLost):
+        return await find_machine_problem(sandbox)
+    return None
 
 
 async def _replay_solution(world: ToolWorld, task: ToolTask, folder: str, name: str) -> tuple[PlayOutcome, str]:
