@@ -28,7 +28,7 @@ class ToolBroken(OpenClawError):
 
 
 class ToolMissing(ToolBroken):
-    """Raised if this machine lacks a program or package that a tool needs: nothing is known of the task."""
+    """Raised if a program or package that a tool needs is not on this machine: nothing is known of the task."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

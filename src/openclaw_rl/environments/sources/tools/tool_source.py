@@ -129,7 +129,7 @@ class ToolSource:
 
 
 async def _find_lacking(error: Exception, sandbox: SandboxConfig) -> str | None:
-    """Return what this machine lacks, if that is why a check failed: it says nothing about the task."""
+    """Return what is not there on this machine, if that is why a check failed: it says nothing about the task."""
     if isinstance(error, ToolMissing):
         return str(error)
     if isinstance(error, SandboxError) and not isinstance(error, BoxLost):
