@@ -152,14 +152,20 @@ def test_after_a_rollback_the_next_step_starts_from_the_version_gone_back_to(
     assert set(world.used()) == {1, 3}
 
 
-def test_at_the_budget_the_loop_waits_and_says_why(make_world: Callable[..., TinkerWorld], fill: Fill) -> None:
-    world = make_world(**{"tinker.budget_tokens": 1})
+def test_at_the_budget_the_loop_waits_and_says_why(
+    make_world: Callable[..., TinkerWorld], fill: Fill, tmp_path: Path
+) -> None:
+    world = make_world()
     fill(world.store, 8)
     world.run_until(1)
+    sent = json.loads((tmp_path / "tinker_usage.json").read_text())["training_tokens"]
+    world.loop.close()
+    world = make_world(**{"tinker.budget_tokens": sent + 1})
     for _ in range(3):
         world.loop.run_once()
     assert world.head() == 1
-    assert "tinker.budget_tokens (1) is used up" in world.loop.note
+    assert f"tinker.budget_tokens ({sent + 1}) is reached: training has sent {sent} tokens" in world.loop.note
+    assert json.loads((tmp_path / "tinker_usage.json").read_text()) == {"training_tokens": sent}
 
 
 @pytest.mark.parametrize(

@@ -224,6 +224,19 @@ def test_versions_answer_beside_training_and_after_a_restart(
     run_engine(config, body)
 
 
+def test_no_token_more_than_the_budget_is_sent(settings: Settings, tmp_path: Path) -> None:
+    """The first step has its exact price; the second would exceed the budget by one token, and is not begun."""
+    one = take_step(settings(), tmp_path / "000001-a")
+    cost = int(one.metrics["tinker/tokens/total"])
+    short = make_trainer(settings(**{"tinker.budget_tokens": 2 * cost - 1}))
+    short.load(folder=one.folder, memory=one.memory)
+    with pytest.raises(TrainerAbsent, match=rf"has sent {cost} tokens, and would send {cost} more"):
+        short.step(BATCH, str(tmp_path / "000002-a"))
+    enough = make_trainer(settings(**{"tinker.budget_tokens": 2 * cost}))
+    enough.load(folder=one.folder, memory=one.memory)
+    assert enough.step(BATCH, str(tmp_path / "000002-b")).metrics["tinker/tokens/total"] == 2 * cost
+
+
 def test_a_rank_that_the_server_does_not_take_is_one_line(settings: Settings) -> None:
     with pytest.raises(TrainerAbsent, match=r"does not take this rank.*Set train.lora.rank"):
         make_trainer(settings(**{"train.lora.rank": 4 * RANK})).step([make_sample(1, 1.0)], "/tmp/000001-none")

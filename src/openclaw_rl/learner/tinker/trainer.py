@@ -35,7 +35,7 @@ from openclaw_rl.learner.step_metrics import (
 from openclaw_rl.learner.tinker.datum_arrays import DatumArrays, make_datum
 from openclaw_rl.learner.tinker.token_gradients import TokenGradients, compute_token_gradients
 from openclaw_rl.learner.tinker.training_budget import TrainingBudget
-from openclaw_rl.learner.tinker.training_session import TrainingSession
+from openclaw_rl.learner.tinker.training_session import TrainingSession, forward_tokens, scoring_tokens
 from openclaw_rl.methods.token_credit import credit_by_token
 from openclaw_rl.methods.types import AnyTerm, CreditMethod, Sample, StepResult
 from openclaw_rl.settings.load import Config
@@ -98,15 +98,16 @@ class TinkerTrainer:
 
     def score(self, samples: Sequence[Sample]) -> list[Logprobs]:
         """See `protocols.Trainer`."""
-        self._usage.begin_step()
+        rows = [scored.plain_sequence(sample) for sample in samples]
+        self._usage.begin_step(forward_tokens(rows))
         self._session.restore(self._state)
-        return self._session.policy_logprobs([scored.plain_sequence(sample) for sample in samples])
+        return self._session.policy_logprobs(rows)
 
     def step(self, samples: Sequence[Sample], out: str) -> StepResult:
-        """See `protocols.Trainer`. Raises `TrainerAbsent` if the service fails or the budget is used up."""
+        """See `protocols.Trainer`. Raises `TrainerAbsent` if the service fails or the budget does not suffice."""
         started = time.perf_counter()
-        self._usage.begin_step()
         usable, unusable = _split_usable(samples)
+        self._usage.begin_step(self._step_tokens(usable))
         if not usable:
             return self._no_step_result({}, unusable)
         self._session.restore(self._state)
@@ -136,6 +137,12 @@ class TinkerTrainer:
             dropped=batch.dropped,
             credit=credit_by_token(batch.terms, batch.scored.batch_logprobs()),
         )
+
+    def _step_tokens(self, samples: Sequence[Sample]) -> int:
+        """Return the tokens that a step sends if no sample is left out: three passes of the model, and the base's."""
+        rows = [scored.plain_sequence(sample) for sample in samples]
+        hinted = [row for _, row in scored.hinted_sequences(samples)] if self._method.uses_hints else []
+        return 3 * forward_tokens(rows) + scoring_tokens([*rows, *hinted])
 
     def _score_batch(self, samples: Sequence[Sample]) -> _Batch:
         """Score the policy, the base and the teacher, which is the base under the hint; and compute the credit."""

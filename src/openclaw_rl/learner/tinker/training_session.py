@@ -1,7 +1,8 @@
 """Calls of the trainer to the Tinker service: scoring, one optimizer step, and checkpoints. They block.
 
-Raises `TrainerAbsent` for a service that does not answer or refuses the account, so that the batch stays free and is
-tried again; `TooLarge` for a sequence that is too long; `ModelError` for anything else about the batch.
+Raises `TrainerAbsent` for a service that does not answer or refuses the account, and for a call that would exceed
+`tinker.budget_tokens`, so that the batch stays free and is tried again; `TooLarge` for a sequence that is too long;
+`ModelError` for anything else about the batch.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class TrainingSession:
     def policy_logprobs(self, rows: Sequence[TokenSequence]) -> list[Logprobs]:
         """Return [R] log-probabilities of each response under the model as it is at the service."""
         data = [make_datum(row.prompt_ids, row.response_ids) for row in rows]
-        self._count(data, trained=False)
+        self._usage.spend_tokens(forward_tokens(rows), trained=False)
         sent, loss = self._to_sdk(data, "cross_entropy"), "cross_entropy"
         answer = self._finish(lambda: self._client.forward(sent, loss), of_batch=True)
         return self._run_blocking(
@@ -82,7 +83,7 @@ class TrainingSession:
         if self._base is None:
             self._base = self._run_blocking(lambda: self._service.create_sampler(None))
         sequences = [[*row.prompt_ids.tolist(), *row.response_ids.tolist()] for row in rows]
-        self._usage.add_tokens(sum(map(len, sequences)), trained=False)
+        self._usage.spend_tokens(scoring_tokens(rows), trained=False)
         started = [self._service.start_scoring(self._base, ids) for ids in sequences]
         found = [self._wait_started(one) for one in started]
         return self._run_blocking(lambda: _response_parts(rows, found))
@@ -98,7 +99,7 @@ class TrainingSession:
             weight_decay=optimizer.weight_decay,
             grad_clip_norm=optimizer.clip_grad,
         )
-        self._count(data, trained=True)
+        self._usage.spend_tokens(sum(len(datum.input_ids) for datum in data), trained=True)
         loss = "importance_sampling"
         sent = self._to_sdk(data, loss)
         self._finish(lambda: self._client.forward_backward(sent, loss), of_batch=True)
@@ -113,9 +114,6 @@ class TrainingSession:
 
     def _save_checkpoint(self, kind: CheckpointKind, name: str) -> str:
         return self._run_blocking(lambda: self._service.save_checkpoint(self._client, kind, name))
-
-    def _count(self, data: Sequence[DatumArrays], *, trained: bool) -> None:
-        self._usage.add_tokens(sum(len(datum.input_ids) for datum in data), trained=trained)
 
     def _to_sdk(self, data: Sequence[DatumArrays], loss: str) -> list[Any]:
         sdk, made = self._service.sdk, []
@@ -160,6 +158,16 @@ class TrainingSession:
         self._refusals += not isinstance(error, EngineGone)
         self._failed = time.monotonic(), TrainerAbsent(str(error))
         return self._failed[1]
+
+
+def forward_tokens(rows: Sequence[TokenSequence]) -> int:
+    """Return the tokens that a pass of the model takes: all but the last of each sequence."""
+    return scoring_tokens(rows) - len(rows)
+
+
+def scoring_tokens(rows: Sequence[TokenSequence]) -> int:
+    """Return the tokens that scoring by the base takes."""
+    return sum(len(row.prompt_ids) + len(row.response_ids) for row in rows)
 
 
 def _response_parts(rows: Sequence[TokenSequence], found: Sequence[Any]) -> list[Logprobs]:
