@@ -44,6 +44,12 @@ SETTINGS = {
     "train.safety.gate_grad_norm": 1e9,
     "train.safety.gate_kl": 1e9,
 }
+AT_FIREWORKS = {
+    "fireworks.api_key": "fw",
+    "fireworks.account": "me",
+    "fireworks.base_model": "accounts/fireworks/models/m",
+    "engine.max_context": 64,
+}
 
 
 class TinkerWorld:
@@ -171,7 +177,7 @@ def test_at_the_budget_the_loop_waits_and_says_why(
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"engine.backend": "embedded"}, "Set engine.backend to tinker"),
+        ({"engine.backend": "fireworks", **AT_FIREWORKS}, "Set engine.backend to tinker"),
         ({"train.method": "sdpo"}, "need top log-probabilities, which it does not return"),
         ({"train.method": "sdft"}, "need top log-probabilities"),
         ({"train.method": "opd", "train.distill.target": "student_topk"}, "target student_topk"),

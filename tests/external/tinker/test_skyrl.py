@@ -152,7 +152,7 @@ def test_a_step_has_the_direction_of_the_local_trainers_gradient(
     )
     trainer = make_trainer(config)
     trainer.score(BATCH)  # the model is there
-    _, start = trainer._session.save_version(f"start-{method}")
+    _, start, _ = trainer._session.save_version(f"start-{method}")
     before = read_adapter(server, start, tmp_path / "before")
     result = trainer.step(BATCH, str(tmp_path / f"000001-{method}"))
     after = read_adapter(server, read_version(ref_of(result, 1)).sampler, tmp_path / "after")

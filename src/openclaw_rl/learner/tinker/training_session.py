@@ -18,6 +18,7 @@ from openclaw_rl.learner.forward.packing import TokenSequence
 from openclaw_rl.learner.tinker.datum_arrays import DatumArrays, make_datum, response_part, scale_for_reduction
 from openclaw_rl.learner.tinker.training_budget import TrainingBudget
 from openclaw_rl.settings.load import TinkerConfig, TrainConfig
+from openclaw_rl.tinker.adapter_download import LocalBase, download_adapter
 from openclaw_rl.tinker.service import CheckpointKind, TinkerService
 from openclaw_rl.tinker.service_errors import classify_error
 from openclaw_rl.types import Logprobs
@@ -31,8 +32,17 @@ ADAM_EPS = 1e-8  # as torch's AdamW, which the local trainer uses
 class TrainingSession:
     """One LoRA model at the service, and a sampling client of the base."""
 
-    def __init__(self, service: TinkerService, tinker: TinkerConfig, train: TrainConfig, usage: TrainingBudget) -> None:
+    def __init__(
+        self,
+        service: TinkerService,
+        tinker: TinkerConfig,
+        train: TrainConfig,
+        usage: TrainingBudget,
+        local_base: LocalBase | None = None,
+    ) -> None:
+        """`local_base`: of the engine for which adapters are downloaded; None: the service samples."""
         self._service, self._tinker, self._train, self._usage = service, tinker, train, usage
+        self._local_base = local_base
         self._client: Any = None
         self._base: Any = None
         self._initial: str | None = None  # state of this model before its first step; None: not saved
@@ -60,7 +70,10 @@ class TrainingSession:
         return min(RETRY_SECONDS * 2.0**doublings, LONGEST_RETRY_SECONDS)
 
     def _create_model(self) -> Any:
-        return self._service.create_model(rank=self._train.lora.rank, seed=self._train.seed)
+        """A local engine gets the matrices that the local trainer has: none of the output layer."""
+        return self._service.create_model(
+            rank=self._train.lora.rank, seed=self._train.seed, adapts_head=self._local_base is None
+        )
 
     def reset(self) -> None:
         """Forget the model at the service, which may be gone: the next call makes another one."""
@@ -105,12 +118,20 @@ class TrainingSession:
         self._finish(lambda: self._client.forward_backward(sent, loss), of_batch=True)
         return dict(self._finish(lambda: self._client.optim_step(adam)).metrics or {})
 
-    def save_version(self, name: str) -> tuple[str, str]:
-        """Save the model under a new name. Return the paths of its state, and of its weights for sampling."""
+    def save_version(self, name: str) -> tuple[str, str, dict[str, bytes]]:
+        """Save the model under a new name. Return the paths of its state, and of its weights for sampling.
+
+        And the files of the adapter by name, if a local engine serves it.
+        """
         state = self._save_checkpoint("weights", name)
         sampler = self._save_checkpoint("sampler_weights", name)
+        files = {} if self._local_base is None else self._download_adapter(name, self._local_base)
         self._refusals = 0
-        return state, sampler
+        return state, sampler, files
+
+    def _download_adapter(self, name: str, base: LocalBase) -> dict[str, bytes]:
+        url = self._run_blocking(lambda: self._service.find_archive(self._client, name))
+        return self._run_blocking(lambda: self._service.run_blocking(lambda: download_adapter(url, base)))
 
     def _save_checkpoint(self, kind: CheckpointKind, name: str) -> str:
         return self._run_blocking(lambda: self._service.save_checkpoint(self._client, kind, name))
