@@ -58,7 +58,7 @@ class ArchiveServer:
                 is_broken = len(server.paths) <= server.broken
                 self.wfile.write(server.archive[: len(server.archive) // 2] if is_broken else server.archive)
 
-            def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - a name of the standard library
+            def log_message(self, format: str, *args: Any) -> None:
                 pass
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)

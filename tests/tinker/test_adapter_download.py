@@ -67,7 +67,7 @@ def test_a_download_that_breaks_off_is_repeated() -> None:
     [
         (
             make_matrices("base_model.model.model.layers.0.attn.wq"),
-            "adapts model.layers.0.attn.wq, a name that the base",
+            "adapts model.layers.0.attn.wq, a name that",
         ),
         (make_matrices("base_model.model.model.unembed_tokens"), "Set engine.backend to tinker, which serves it"),
         (make_matrices("model.layers.0.self_attn.q_proj"), "a name that PEFT does not have"),

@@ -58,7 +58,7 @@ def test_the_adapter_in_the_folder_is_the_policy_at_the_service(
     assert trainer.step(samples, str(tmp_path / "000002-a")).metrics["step"] == 2
 
 
-def test_people_talk_to_an_engine_here_and_it_serves_what_was_trained_there(tmp_path: Path, home: Path) -> None:  # noqa: F811
+def test_people_talk_to_an_engine_here_and_it_serves_what_was_trained_there(tmp_path: Path, home: Path) -> None:
     model = ModelFiles.from_path(STARTER).folder
     with SkyrlServer(tmp_path / "server", model) as server:
         settings: dict[str, Any] = {
