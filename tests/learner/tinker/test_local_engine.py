@@ -73,9 +73,7 @@ def test_another_base_is_found_before_the_first_step(
     make: Make, sdk: TrainingSdk, archives: ArchiveServer, tmp_path: Path
 ) -> None:
     trainer = make(**LOCAL)
-    words = (
-        r"serves .here/model. is not the one at the Tinker service .org/model.: their log-prob.* differ by 0.3"
-    )
+    words = r"serves .here/model. is not the one at the Tinker service .org/model.: their log-prob.* differ by 0.3"
     with pytest.raises(TrainerAbsent, match=words) as caught:
         take_step(trainer, tmp_path / "000001-a", far_off(SAMPLED_HERE, 3))
     assert "\n" not in str(caught.value)
