@@ -59,6 +59,17 @@ def test_what_is_said_hides_no_reaction_and_no_score(
     assert ("a number for each token, which its score decides" in said) == (backend == "tinker")
 
 
+def test_training_there_while_an_engine_here_serves_sends_no_prompts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trains = {"engine.backend": "embedded", "train.trainer": "tinker", "gate.kind": "numbers"}
+    require_consent(settings(tmp_path, **trains), ("engine", "train"), yes=True)
+    said = capsys.readouterr().err
+    assert "to answer" not in said
+    assert "to train: the tokens of the turns that it trains on" in said
+    assert "copies of the trained weights stay at the service" in said
+
+
 def test_a_yes_is_recorded_and_holds_for_this_address(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = settings(tmp_path)
     require_consent(config, SERVE, yes=True)

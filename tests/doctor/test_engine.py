@@ -12,10 +12,12 @@ from tests.engines.sglang_server import SglangWire
 
 from openclaw_rl.cli.main import cli
 from openclaw_rl.doctor import random_adapter
+from openclaw_rl.doctor.pipeline import examine_pipeline
 from openclaw_rl.engines import adapter_file
 from openclaw_rl.engines.remote import server_process
-from openclaw_rl.errors import EngineError
+from openclaw_rl.errors import ConfigError, EngineError
 from openclaw_rl.render.model_folder import ModelFiles
+from openclaw_rl.settings.load import from_flat
 
 CHECKS = (
     "streaming", "exact ids", "scored as sampled, T 1", "scored as sampled, T 0.7", "stop", "cancellation",
@@ -108,3 +110,8 @@ def test_a_model_without_the_projections_has_no_trial_adapter(tmp_path: Path) ->
     file = tmp_path / "model.safetensors"
     file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
     assert random_adapter.write_random_adapter(tmp_path, tmp_path / "out", version=1, rank=2) is None
+
+
+def test_the_doctor_trains_nothing_at_tinker() -> None:
+    with pytest.raises(ConfigError, match=r"does not train at Tinker.*--engine, or everything here"):
+        examine_pipeline(from_flat({"train.trainer": "tinker", "gate.kind": "numbers"}))

@@ -123,7 +123,7 @@ def test_tinker_serves_only_what_it_trained(monkeypatch: pytest.MonkeyPatch, tmp
     serves = {"home": str(tmp_path), "engine.backend": "tinker"}
     config = from_flat(serves | {"tinker.api_key": "tml-x"})
     check_before_start(config, ("engine", "gateway"))
-    with pytest.raises(ConfigError, match=r"Tinker serves only what it trained\. Set train.trainer to tinker"):
+    with pytest.raises(ConfigError, match=r"no adapter from outside\. Set train.trainer to tinker"):
         check_before_start(config, ALL)
     trains = {"train.trainer": "tinker", "gate.kind": "numbers"}
     check_before_start(from_flat(serves | {"tinker.api_key": "tml-x"} | trains), ALL)

@@ -44,6 +44,12 @@ SETTINGS = {
     "train.safety.gate_grad_norm": 1e9,
     "train.safety.gate_kl": 1e9,
 }
+AT_FIREWORKS = {
+    "fireworks.api_key": "fw",
+    "fireworks.account": "me",
+    "fireworks.base_model": "accounts/fireworks/models/m",
+    "engine.max_context": 64,
+}
 
 
 class TinkerWorld:
@@ -152,20 +158,26 @@ def test_after_a_rollback_the_next_step_starts_from_the_version_gone_back_to(
     assert set(world.used()) == {1, 3}
 
 
-def test_at_the_budget_the_loop_waits_and_says_why(make_world: Callable[..., TinkerWorld], fill: Fill) -> None:
-    world = make_world(**{"tinker.budget_tokens": 1})
+def test_at_the_budget_the_loop_waits_and_says_why(
+    make_world: Callable[..., TinkerWorld], fill: Fill, tmp_path: Path
+) -> None:
+    world = make_world()
     fill(world.store, 8)
     world.run_until(1)
+    sent = json.loads((tmp_path / "tinker_usage.json").read_text())["training_tokens"]
+    world.loop.close()
+    world = make_world(**{"tinker.budget_tokens": sent + 1})
     for _ in range(3):
         world.loop.run_once()
     assert world.head() == 1
-    assert "tinker.budget_tokens (1) is used up" in world.loop.note
+    assert f"tinker.budget_tokens ({sent + 1}) is reached: training has sent {sent} tokens" in world.loop.note
+    assert json.loads((tmp_path / "tinker_usage.json").read_text()) == {"training_tokens": sent}
 
 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"engine.backend": "embedded"}, "Set engine.backend to tinker"),
+        ({"engine.backend": "fireworks", **AT_FIREWORKS}, "Set engine.backend to tinker"),
         ({"train.method": "sdpo"}, "need top log-probabilities, which it does not return"),
         ({"train.method": "sdft"}, "need top log-probabilities"),
         ({"train.method": "opd", "train.distill.target": "student_topk"}, "target student_topk"),

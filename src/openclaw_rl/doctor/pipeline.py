@@ -85,6 +85,11 @@ class Examination:
 def examine_pipeline(config: Config, *, console: TerminalConsole | None = None, wait: float = 120.0) -> bool:
     """Run all checks. Returns whether every check passes."""
     _refuse_services(config)
+    if config.train.trainer == "tinker":
+        raise ConfigError(
+            "the doctor does not train at Tinker: it would send texts of its own there. Check the engine alone with "
+            "--engine, or everything here with train.trainer local"
+        )
     console = console or TerminalConsole()
     exam = Examination(console, wait)
     title = Text("openclaw-rl doctor", "bold")

@@ -36,6 +36,6 @@ class TinkerConfig(Section):
     budget_tokens: int | None = Field(
         None,
         ge=1,
-        description="tokens that training may send in all, the scoring of its batches included; then training stops, "
-        "and serving does not",
+        description="tokens that training may send in all, the scoring of its batches included; a step or call that "
+        "would exceed it does not begin: training stops, and serving does not",
     )

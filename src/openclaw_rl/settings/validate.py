@@ -134,8 +134,8 @@ def _check_tinker(config: Config) -> None:
         return
     for wrong, words in (
         (
-            config.engine.backend != "tinker",
-            f"engine.backend is {config.engine.backend}: the weights stay at the service. Set engine.backend to tinker",
+            config.engine.backend == "fireworks",
+            "engine.backend is fireworks, which only serves. Set engine.backend to tinker or to an engine of your own",
         ),
         (
             make_method(train).topk_size > 0,

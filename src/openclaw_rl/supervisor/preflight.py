@@ -53,8 +53,9 @@ def _check_trainer(config: Config) -> None:
         check_tinker(config)
     elif config.engine.backend == "tinker":
         raise ConfigError(
-            f"engine.backend is tinker and train.trainer {config.train.trainer}: Tinker serves only what it trained. "
-            "Set train.trainer to tinker, or start `openclaw-rl serve`, which does not train"
+            f"engine.backend is tinker and train.trainer {config.train.trainer}: Tinker serves only what it trained, "
+            "because it loads no adapter from outside. Set train.trainer to tinker, or start `openclaw-rl serve`, "
+            "which does not train"
         )
 
 

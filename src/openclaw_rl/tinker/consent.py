@@ -14,7 +14,7 @@ _SENT = {
 }
 _STAYS = {
     "serve": "Scores and the store stay here.",
-    "train": "The store stays here, and the trained weights stay at the service.",
+    "train": "The store stays here, and copies of the trained weights stay at the service.",
 }
 
 

@@ -114,11 +114,10 @@ class TinkerService:
         chosen = {"base_model": self.model} if path is None else {"model_path": path}
         return self.run_blocking(lambda: self.open_session().create_sampling_client(**chosen))
 
-    def create_model(self, *, rank: int, seed: int | None = None) -> Any:
-        """Return the SDK's training client of a new adapter of the base."""
-        return self.run_blocking(
-            lambda: self.open_session().create_lora_training_client(base_model=self.model, rank=rank, seed=seed)
-        )
+    def create_model(self, *, rank: int, seed: int | None = None, adapts_head: bool = True) -> Any:
+        """Return the SDK's training client of a new adapter of the base. `adapts_head`: the output layer, too."""
+        given = {"base_model": self.model, "rank": rank, "seed": seed, "train_unembed": adapts_head}
+        return self.run_blocking(lambda: self.open_session().create_lora_training_client(**given))
 
     def save_checkpoint(self, model: Any, kind: CheckpointKind, name: str) -> str:
         """Save the model of a training client under a new name, and return the path. Raises `EngineError`."""
@@ -143,13 +142,14 @@ class TinkerService:
                 answered: str = saving.result().path
                 return answered
             if (found := self._find_checkpoint(model, ending)) is not None:
-                log.warning("%s is saved; the Tinker service's answer to that is missing", found)
+                path = str(found.tinker_path)
+                log.warning("%s is saved; the Tinker service's answer to that is missing", path)
                 saving.cancel()  # the client's next call waits until this one ends
-                return found
+                return path
         raise self.timeout_error()
 
-    def _find_checkpoint(self, model: Any, ending: str) -> str | None:
-        """Return the path in the list of the model's checkpoints that ends so; None without it, or without the list."""
+    def _find_checkpoint(self, model: Any, ending: str) -> Any:
+        """Return the one in the list of the model's checkpoints whose path ends so; None without it, or the list."""
         listing = self.open_session().create_rest_client().list_checkpoints(model.model_id)
         try:
             listed = listing.result(LOST_SECONDS).checkpoints
@@ -157,7 +157,24 @@ class TinkerService:
             log.info("the Tinker service does not list checkpoints (%s)", type(error).__name__)
             listing.cancel()
             return None
-        return next((str(each.tinker_path) for each in listed if str(each.tinker_path).endswith(ending)), None)
+        return next((each for each in listed if str(each.tinker_path).endswith(ending)), None)
+
+    def find_archive(self, model: Any, name: str) -> str:
+        """Return the address of the archive of weights for sampling that were saved. Raises `EngineError`."""
+        return self.run_blocking(lambda: self._ask_archive(model, f"/sampler_weights/{name}"))
+
+    def _ask_archive(self, model: Any, ending: str) -> str:
+        """The list has the identifier under which this service knows the checkpoint, which is not in its path."""
+        end = time.monotonic() + LOST_SECONDS
+        while (found := self._find_checkpoint(model, ending)) is None:
+            if time.monotonic() >= end:
+                raise EngineError(
+                    f"the Tinker service does not list {ending}, which it saved; expected it, to download it"
+                )
+            time.sleep(1.0)
+        rest = self.open_session().create_rest_client()
+        asked = rest.get_checkpoint_archive_url(model.model_id, found.checkpoint_id)
+        return str(asked.result(timeout=self._config.call_timeout).url)
 
     def start_sampling(
         self, sampler: Any, ids: Sequence[int], *, max_tokens: int, stop: Sequence[int], **sampling: Any

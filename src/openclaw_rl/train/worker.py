@@ -114,7 +114,7 @@ def _make_trainer(config: Config, files: ModelFiles, method: CreditMethod) -> Tr
     if config.train.trainer == "tinker":
         from openclaw_rl.learner.tinker.trainer import TinkerTrainer
 
-        return TinkerTrainer(config, method)
+        return TinkerTrainer(config, method, base=files.folder)
     if config.train.ranks * config.train.launch.nodes > 1:
         return launcher.launch_trainer(config)
     from openclaw_rl.learner.trainer import LocalTrainer

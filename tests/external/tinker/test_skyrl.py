@@ -152,7 +152,7 @@ def test_a_step_has_the_direction_of_the_local_trainers_gradient(
     )
     trainer = make_trainer(config)
     trainer.score(BATCH)  # the model is there
-    _, start = trainer._session.save_version(f"start-{method}")
+    _, start, _ = trainer._session.save_version(f"start-{method}")
     before = read_adapter(server, start, tmp_path / "before")
     result = trainer.step(BATCH, str(tmp_path / f"000001-{method}"))
     after = read_adapter(server, read_version(ref_of(result, 1)).sampler, tmp_path / "after")
@@ -222,6 +222,19 @@ def test_versions_answer_beside_training_and_after_a_restart(
         await check_reply(engine)
 
     run_engine(config, body)
+
+
+def test_no_token_more_than_the_budget_is_sent(settings: Settings, tmp_path: Path) -> None:
+    """The first step has its exact price; the second would exceed the budget by one token, and is not begun."""
+    one = take_step(settings(), tmp_path / "000001-a")
+    cost = int(one.metrics["tinker/tokens/total"])
+    short = make_trainer(settings(**{"tinker.budget_tokens": 2 * cost - 1}))
+    short.load(folder=one.folder, memory=one.memory)
+    with pytest.raises(TrainerAbsent, match=rf"has sent {cost} tokens, and would send {cost} more"):
+        short.step(BATCH, str(tmp_path / "000002-a"))
+    enough = make_trainer(settings(**{"tinker.budget_tokens": 2 * cost}))
+    enough.load(folder=one.folder, memory=one.memory)
+    assert enough.step(BATCH, str(tmp_path / "000002-b")).metrics["tinker/tokens/total"] == 2 * cost
 
 
 def test_a_rank_that_the_server_does_not_take_is_one_line(settings: Settings) -> None:

@@ -165,23 +165,68 @@ def test_scores_are_those_of_the_loaded_version(make: Make, tmp_path: Path) -> N
     assert not np.allclose(trainer.score(BATCH)[0], before[0])
 
 
+def step_cost(make: Make, tmp_path: Path) -> int:
+    """Tokens that a step on `BATCH` sends, in a home of its own."""
+    (tmp_path / "other").mkdir()
+    metrics = take_step(make(home=str(tmp_path / "other")), tmp_path / "000001-cost").metrics
+    assert metrics["tinker/tokens/scored"] > metrics["tinker/tokens/trained"] > 0
+    return int(metrics["tinker/tokens/total"])
+
+
 def test_the_budget_stops_training_for_good(make: Make, tmp_path: Path) -> None:
-    settings = {"tinker.budget_tokens": 300}
+    cost = step_cost(make, tmp_path)
+    settings = {"tinker.budget_tokens": 2 * cost}
     trainer = make(**settings)
     for number in (1, 2):
         result = take_step(trainer, tmp_path / f"{number:06d}-a")
-        assert result.metrics["tinker/tokens/trained"] > 0
-        assert result.metrics["tinker/tokens/scored"] > result.metrics["tinker/tokens/trained"]
         trainer.load(folder=result.folder, memory=result.memory)
-    assert result.metrics["tinker/tokens/total"] >= 300
-    with pytest.raises(TrainerAbsent, match=r"tinker.budget_tokens \(300\) is used up.*serving is not affected"):
+    assert result.metrics["tinker/tokens/total"] == 2 * cost, "a step that fits exactly is taken"
+    with pytest.raises(TrainerAbsent, match=r"tinker.budget_tokens \(\d+\) is reached.*serving is not affected"):
         take_step(trainer, tmp_path / "000003-a")
-    with pytest.raises(TrainerAbsent, match="is used up"):
+    with pytest.raises(TrainerAbsent, match="is reached"):
         take_step(make(**settings), tmp_path / "000099-a")
     trainer.load(folder=None, memory={})  # also after a rollback
-    with pytest.raises(TrainerAbsent, match="is used up"):
+    with pytest.raises(TrainerAbsent, match="is reached"):
         take_step(trainer, tmp_path / "000098-a")
+    with pytest.raises(TrainerAbsent, match="is reached"):
+        trainer.score(BATCH)
     assert take_step(make(), tmp_path / "000097-a").folder is not None
+
+
+def test_a_step_that_would_exceed_the_budget_does_not_begin(make: Make, sdk: TrainingSdk, tmp_path: Path) -> None:
+    cost = step_cost(make, tmp_path)
+    trainer = make(**{"tinker.budget_tokens": 2 * cost - 1})
+    one = take_step(trainer, tmp_path / "000001-a")
+    trainer.load(folder=one.folder, memory=one.memory)
+    before = (len(sdk.restored), len(sdk.saved), len(sdk.gradients))
+    words = rf"\({2 * cost - 1}\) is reached: training has sent {cost} tokens, and would send {cost} more"
+    with pytest.raises(TrainerAbsent, match=words):
+        take_step(trainer, tmp_path / "000002-a")
+    assert (len(sdk.restored), len(sdk.saved), len(sdk.gradients)) == before, "the service is not asked"
+    assert json.loads((tmp_path / "tinker_usage.json").read_text()) == {"training_tokens": cost}
+    assert take_step(trainer, tmp_path / "000002-b", BATCH[:1]).folder is not None, "a smaller one fits"
+
+
+@pytest.mark.parametrize("repeated", [1, 3])
+def test_a_call_that_would_exceed_the_budget_is_not_made(
+    make: Make, sdk: TrainingSdk, tmp_path: Path, repeated: int
+) -> None:
+    """A step that moved too far is taken again, which costs as much each time, and is not known before."""
+    cost = step_cost(make, tmp_path)
+    calls = len(sdk.gradients)
+    settings = {"train.optimizer.learning_rate": 0.5, "train.safety.max_step_kl": 1e-9}
+    again = 2 * sum(len(s.prompt_ids) + len(s.response_ids) - 1 for s in BATCH)  # forward and backward, and forward
+    budget = cost + repeated * again - 1
+    trainer = make(**settings, **{"tinker.budget_tokens": budget})
+    with pytest.raises(TrainerAbsent, match="is reached"):
+        take_step(trainer, tmp_path / "000001-a")
+    assert len(sdk.gradients) - calls == 1 + repeated, "the last one without the pass after it"
+    assert budget - again < json.loads((tmp_path / "tinker_usage.json").read_text())["training_tokens"] <= budget
+    assert not (tmp_path / "000001-a").exists()
+    used = (tmp_path / "tinker_usage.json").read_text()
+    with pytest.raises(TrainerAbsent, match="is reached"):
+        take_step(trainer, tmp_path / "000001-b")
+    assert (tmp_path / "tinker_usage.json").read_text() == used, "it does not begin again"
 
 
 def test_a_version_of_another_base_rank_or_trainer_is_refused(make: Make, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 MODEL, VOCABULARY = "org/model", 16
+RUN = "tinker://run/"  # what the service's identifiers of checkpoints do not have
 
 
 @cache
@@ -146,6 +147,7 @@ class TrainingSdk:
     repeats: dict[str, int] = field(default_factory=dict)
     changes: dict[str, Callable[[Any], Any]] = field(default_factory=dict)
     silent: dict[str, ApiFuture] = field(default_factory=dict)
+    archives: str = ""  # address below which the archives of checkpoints are
 
     def answer(self, call: str, run: Callable[[], Any]) -> Any:
         if call in self.fails:
@@ -191,8 +193,13 @@ class TrainingSdk:
 
     def list_checkpoints(self, run: str) -> Future[Any]:
         assert run == "run"
-        found = [SimpleNamespace(tinker_path=path) for path in self.saved]
+        found = [SimpleNamespace(tinker_path=path, checkpoint_id=path.removeprefix(RUN)) for path in self.saved]
         return finished(lambda: self.answer("list", lambda: SimpleNamespace(checkpoints=found)))
+
+    def get_checkpoint_archive_url(self, run: str, checkpoint: str) -> Future[Any]:
+        assert run == "run"
+        assert RUN + checkpoint in self.saved
+        return finished(lambda: self.answer("archive", lambda: SimpleNamespace(url=f"{self.archives}/{checkpoint}")))
 
     def compute_logprobs(self, ids: list[int]) -> Future[Any]:
         found = lambda: [None, *sequence_logprobs(base_logits(), ids[:-1], ids[1:]).tolist()]  # noqa: E731

@@ -1,7 +1,8 @@
 """`protocols.Trainer` by the Tinker service; with the credit, masks and trust region of the local trainer.
 
 A step starts from the checkpoint of the loaded version, never from what the service has in memory, and ends in new
-checkpoints, whose names no other step has. A step whose answer is lost therefore leaves nothing that is used.
+checkpoints, whose names no other step has. A step whose answer is lost therefore leaves nothing that is used. Where a
+local engine serves, the adapter is downloaded into the version's folder, which that engine loads as any other.
 Shapes: R response tokens of a sample.
 """
 
@@ -17,8 +18,8 @@ from typing import Any, NamedTuple
 import torch
 
 from openclaw_rl.common.atomic_files import write_folder
-from openclaw_rl.common.policy_digest import TINKER_FILE, digest_of_folder, hash_folder
-from openclaw_rl.errors import EngineError, ModelError
+from openclaw_rl.common.policy_digest import ADAPTER_CONFIG, TINKER_FILE, digest_of_folder, hash_folder
+from openclaw_rl.errors import EngineError, ModelError, TrainerAbsent
 from openclaw_rl.learner.loss import scored_batch as scored
 from openclaw_rl.learner.loss.length_ema import LengthEma
 from openclaw_rl.learner.loss.scored_batch import ScoredBatch
@@ -32,13 +33,15 @@ from openclaw_rl.learner.step_metrics import (
     no_step_reason,
     policy_metrics,
 )
+from openclaw_rl.learner.tinker.base_check import MAX_BASE_GAP, base_gap, mismatch_message
 from openclaw_rl.learner.tinker.datum_arrays import DatumArrays, make_datum
 from openclaw_rl.learner.tinker.token_gradients import TokenGradients, compute_token_gradients
 from openclaw_rl.learner.tinker.training_budget import TrainingBudget
-from openclaw_rl.learner.tinker.training_session import TrainingSession
+from openclaw_rl.learner.tinker.training_session import TrainingSession, forward_tokens, scoring_tokens
 from openclaw_rl.methods.token_credit import credit_by_token
 from openclaw_rl.methods.types import AnyTerm, CreditMethod, Sample, StepResult
 from openclaw_rl.settings.load import Config
+from openclaw_rl.tinker.adapter_download import LocalBase
 from openclaw_rl.tinker.service import TinkerService
 from openclaw_rl.tinker.version_file import TinkerVersion, encode_version, read_version
 from openclaw_rl.types import Logprobs, PolicyRef
@@ -63,13 +66,21 @@ class TinkerTrainer:
 
     computes_here = False
 
-    def __init__(self, config: Config, method: CreditMethod, service: TinkerService | None = None) -> None:
-        """Raises `ModelError` if the token count in the home cannot be read."""
+    def __init__(
+        self, config: Config, method: CreditMethod, service: TinkerService | None = None, *, base: Path | None = None
+    ) -> None:
+        """`base`: folder of the model that a local engine serves; None: adapters are not compared with its files.
+
+        Raises `ModelError` if the token count in the home cannot be read.
+        """
         torch.set_num_threads(config.train.threads)
         self._train, self._method = config.train, method
         self._service = service or TinkerService(config)
         self._usage = TrainingBudget(config.home_dir, config.tinker.budget_tokens)
-        self._session = TrainingSession(self._service, config.tinker, config.train, self._usage)
+        serves_here = config.engine.backend != "tinker"
+        self._local_base = LocalBase(name=config.model.path, folder=base) if serves_here else None
+        self._session = TrainingSession(self._service, config.tinker, config.train, self._usage, self._local_base)
+        self._other_base: TrainerAbsent | None = None  # what was found when bases were compared, if they differ
         self.load(folder=None, memory={})
 
     def load(self, *, folder: str | None, memory: Mapping[str, Any]) -> None:
@@ -85,6 +96,11 @@ class TinkerTrainer:
                 f"{folder}: trained on {version.base} with rank {version.rank}; the settings say {self._service.model} "
                 f"(tinker.model) and {self._train.lora.rank} (train.lora.rank). Set them back"
             )
+        if (self._local_base is not None) != (Path(folder) / ADAPTER_CONFIG).exists():
+            raise ModelError(
+                f"{folder}: the engine.backend of that version was {'tinker' if self._local_base else 'another one'}, "
+                "which adapts other layers. Set it back, or roll back to the base (`openclaw-rl rollback 0`)"
+            )
         state = state_files.read_state(Path(folder))
         self._state = version.state
         self._steps, self._samples_seen = int(state["steps"]), int(state["samples"])
@@ -98,15 +114,18 @@ class TinkerTrainer:
 
     def score(self, samples: Sequence[Sample]) -> list[Logprobs]:
         """See `protocols.Trainer`."""
-        self._usage.begin_step()
+        rows = [scored.plain_sequence(sample) for sample in samples]
+        self._usage.begin_step(forward_tokens(rows))
         self._session.restore(self._state)
-        return self._session.policy_logprobs([scored.plain_sequence(sample) for sample in samples])
+        return self._session.policy_logprobs(rows)
 
     def step(self, samples: Sequence[Sample], out: str) -> StepResult:
-        """See `protocols.Trainer`. Raises `TrainerAbsent` if the service fails or the budget is used up."""
+        """See `protocols.Trainer`. Raises `TrainerAbsent` if the service fails or the budget does not suffice."""
+        if self._other_base is not None:
+            raise self._other_base
         started = time.perf_counter()
-        self._usage.begin_step()
         usable, unusable = _split_usable(samples)
+        self._usage.begin_step(self._step_tokens(usable))
         if not usable:
             return self._no_step_result({}, unusable)
         self._session.restore(self._state)
@@ -137,10 +156,18 @@ class TinkerTrainer:
             credit=credit_by_token(batch.terms, batch.scored.batch_logprobs()),
         )
 
+    def _step_tokens(self, samples: Sequence[Sample]) -> int:
+        """Return the tokens that a step sends if no sample is left out: three passes of the model, and the base's."""
+        rows = [scored.plain_sequence(sample) for sample in samples]
+        hinted = [row for _, row in scored.hinted_sequences(samples)] if self._method.uses_hints else []
+        return 3 * forward_tokens(rows) + scoring_tokens([*rows, *hinted])
+
     def _score_batch(self, samples: Sequence[Sample]) -> _Batch:
         """Score the policy, the base and the teacher, which is the base under the hint; and compute the credit."""
         safety, session = self._train.safety, self._session
-        student = [_to_tensor(found) for found in session.policy_logprobs([scored.plain_sequence(s) for s in samples])]
+        policy = session.policy_logprobs([scored.plain_sequence(sample) for sample in samples])
+        self._check_base(samples, policy)
+        student = [_to_tensor(found) for found in policy]
         kept, dropped = drop_stale(
             samples, student, max_gap=safety.max_turn_log_ratio, max_batch_gap=safety.batch_log_ratio_limit
         )
@@ -168,6 +195,19 @@ class TinkerTrainer:
         dropped = {turn: why for turn, why in dropped.items() if turn not in used}  # a turn may have a second sample
         dropped |= {sample.turn: no_signal_reason(sample) for sample in samples if sample.turn not in used}
         return _Batch(batch, terms, members, dropped)
+
+    def _check_base(self, samples: Sequence[Sample], policy: Sequence[Logprobs]) -> None:
+        """Compare the bases at each step that starts from the base, with what the local engine recorded.
+
+        Raises `TrainerAbsent` if they differ, and so does each further step of this process.
+        """
+        if self._local_base is None or self._state is not None:
+            return
+        gap = base_gap(samples, policy)
+        if gap is not None and gap > MAX_BASE_GAP:
+            words = mismatch_message(gap, here=self._local_base.name, there=self._service.model)
+            self._other_base = TrainerAbsent(words)
+            raise self._other_base
 
     def _take_bounded_step(self, batch: _Batch, gradients: TokenGradients) -> dict[str, float] | None:
         """Take the step; while it moves the policy too far, take it again from the start at half the learning rate.
@@ -228,11 +268,11 @@ class TinkerTrainer:
 
     def _write_version(self, out: Path) -> None:
         """Save the checkpoints under the name of the version's folder, then write the folder."""
-        state, sampler = self._session.save_version(f"openclaw-{out.name}")
+        state, sampler, adapter = self._session.save_version(f"openclaw-{out.name}")
         version = TinkerVersion(base=self._service.model, rank=self._train.lora.rank, sampler=sampler, state=state)
         counts = {"steps": self._steps, "samples": self._samples_seen, "settings": self._train.model_dump(mode="json")}
         files = {TINKER_FILE: encode_version(version), state_files.STATE_FILE: json.dumps(counts, indent=2).encode()}
-        write_folder(out, files)
+        write_folder(out, files | adapter)
         self._state = state
 
     def _no_step_result(self, metrics: Mapping[str, float], dropped: Mapping[str, str]) -> StepResult:

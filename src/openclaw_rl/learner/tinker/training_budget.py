@@ -12,7 +12,7 @@ USAGE_FILE = "tinker_usage.json"
 
 
 class TrainingBudget:
-    """Counts tokens, and stops training at the budget."""
+    """Counts tokens, and refuses steps and calls that would exceed the budget."""
 
     def __init__(self, home: Path, budget: int | None) -> None:
         """`budget`: tokens in all; None: no limit. Raises `ModelError` if the file cannot be read."""
@@ -30,17 +30,20 @@ class TrainingBudget:
                 f"{self._file} cannot be read ({error}). Correct it, or remove it to count from zero"
             ) from None
 
-    def begin_step(self) -> None:
-        """Start to count a step. Raises `TrainerAbsent` if the budget is used up."""
-        self.scored = self.trained = 0
-        if self._budget is not None and self.total >= self._budget:
-            raise TrainerAbsent(
-                f"tinker.budget_tokens ({self._budget}) is used up: training has sent {self.total} tokens. Raise it to "
-                "train on; serving is not affected"
-            )
+    def begin_step(self, tokens: int) -> None:
+        """Start to count a step that sends up to `tokens`. Raises `TrainerAbsent` if they exceed the budget.
 
-    def add_tokens(self, count: int, *, trained: bool) -> None:
-        """Count tokens before they are sent: what was sent is paid for, whatever becomes of the answer."""
+        A step that is taken again at half the rate sends more; `spend_tokens` refuses that.
+        """
+        self.scored = self.trained = 0
+        self._require_left(tokens)
+
+    def spend_tokens(self, count: int, *, trained: bool) -> None:
+        """Count the tokens of a call before it is made: what was sent is paid for, whatever becomes of the answer.
+
+        Raises `TrainerAbsent`, with nothing counted, if they exceed the budget: the call is not made.
+        """
+        self._require_left(count)
         self.total += count
         if trained:
             self.trained += count
@@ -49,6 +52,13 @@ class TrainingBudget:
         fresh = self._file.with_suffix(".new")
         fresh.write_text(json.dumps({"training_tokens": self.total}), encoding="utf-8")
         os.replace(fresh, self._file)  # noqa: PTH105 - the atomic one
+
+    def _require_left(self, tokens: int) -> None:
+        if self._budget is not None and self.total + tokens > self._budget:
+            raise TrainerAbsent(
+                f"tinker.budget_tokens ({self._budget}) is reached: training has sent {self.total} tokens, and would "
+                f"send {tokens} more. Raise it to train on; serving is not affected"
+            )
 
     @property
     def metrics(self) -> dict[str, float]:

@@ -1,7 +1,8 @@
 """Calls of the trainer to the Tinker service: scoring, one optimizer step, and checkpoints. They block.
 
-Raises `TrainerAbsent` for a service that does not answer or refuses the account, so that the batch stays free and is
-tried again; `TooLarge` for a sequence that is too long; `ModelError` for anything else about the batch.
+Raises `TrainerAbsent` for a service that does not answer or refuses the account, and for a call that would exceed
+`tinker.budget_tokens`, so that the batch stays free and is tried again; `TooLarge` for a sequence that is too long;
+`ModelError` for anything else about the batch.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from openclaw_rl.learner.forward.packing import TokenSequence
 from openclaw_rl.learner.tinker.datum_arrays import DatumArrays, make_datum, response_part, scale_for_reduction
 from openclaw_rl.learner.tinker.training_budget import TrainingBudget
 from openclaw_rl.settings.load import TinkerConfig, TrainConfig
+from openclaw_rl.tinker.adapter_download import LocalBase, download_adapter
 from openclaw_rl.tinker.service import CheckpointKind, TinkerService
 from openclaw_rl.tinker.service_errors import classify_error
 from openclaw_rl.types import Logprobs
@@ -30,8 +32,17 @@ ADAM_EPS = 1e-8  # as torch's AdamW, which the local trainer uses
 class TrainingSession:
     """One LoRA model at the service, and a sampling client of the base."""
 
-    def __init__(self, service: TinkerService, tinker: TinkerConfig, train: TrainConfig, usage: TrainingBudget) -> None:
+    def __init__(
+        self,
+        service: TinkerService,
+        tinker: TinkerConfig,
+        train: TrainConfig,
+        usage: TrainingBudget,
+        local_base: LocalBase | None = None,
+    ) -> None:
+        """`local_base`: of the engine for which adapters are downloaded; None: the service samples."""
         self._service, self._tinker, self._train, self._usage = service, tinker, train, usage
+        self._local_base = local_base
         self._client: Any = None
         self._base: Any = None
         self._initial: str | None = None  # state of this model before its first step; None: not saved
@@ -59,7 +70,10 @@ class TrainingSession:
         return min(RETRY_SECONDS * 2.0**doublings, LONGEST_RETRY_SECONDS)
 
     def _create_model(self) -> Any:
-        return self._service.create_model(rank=self._train.lora.rank, seed=self._train.seed)
+        """A local engine gets the matrices that the local trainer has: none of the output layer."""
+        return self._service.create_model(
+            rank=self._train.lora.rank, seed=self._train.seed, adapts_head=self._local_base is None
+        )
 
     def reset(self) -> None:
         """Forget the model at the service, which may be gone: the next call makes another one."""
@@ -68,7 +82,7 @@ class TrainingSession:
     def policy_logprobs(self, rows: Sequence[TokenSequence]) -> list[Logprobs]:
         """Return [R] log-probabilities of each response under the model as it is at the service."""
         data = [make_datum(row.prompt_ids, row.response_ids) for row in rows]
-        self._count(data, trained=False)
+        self._usage.spend_tokens(forward_tokens(rows), trained=False)
         sent, loss = self._to_sdk(data, "cross_entropy"), "cross_entropy"
         answer = self._finish(lambda: self._client.forward(sent, loss), of_batch=True)
         return self._run_blocking(
@@ -82,7 +96,7 @@ class TrainingSession:
         if self._base is None:
             self._base = self._run_blocking(lambda: self._service.create_sampler(None))
         sequences = [[*row.prompt_ids.tolist(), *row.response_ids.tolist()] for row in rows]
-        self._usage.add_tokens(sum(map(len, sequences)), trained=False)
+        self._usage.spend_tokens(scoring_tokens(rows), trained=False)
         started = [self._service.start_scoring(self._base, ids) for ids in sequences]
         found = [self._wait_started(one) for one in started]
         return self._run_blocking(lambda: _response_parts(rows, found))
@@ -98,24 +112,29 @@ class TrainingSession:
             weight_decay=optimizer.weight_decay,
             grad_clip_norm=optimizer.clip_grad,
         )
-        self._count(data, trained=True)
+        self._usage.spend_tokens(sum(len(datum.input_ids) for datum in data), trained=True)
         loss = "importance_sampling"
         sent = self._to_sdk(data, loss)
         self._finish(lambda: self._client.forward_backward(sent, loss), of_batch=True)
         return dict(self._finish(lambda: self._client.optim_step(adam)).metrics or {})
 
-    def save_version(self, name: str) -> tuple[str, str]:
-        """Save the model under a new name. Return the paths of its state, and of its weights for sampling."""
+    def save_version(self, name: str) -> tuple[str, str, dict[str, bytes]]:
+        """Save the model under a new name. Return the paths of its state, and of its weights for sampling.
+
+        And the files of the adapter by name, if a local engine serves it.
+        """
         state = self._save_checkpoint("weights", name)
         sampler = self._save_checkpoint("sampler_weights", name)
+        files = {} if self._local_base is None else self._download_adapter(name, self._local_base)
         self._refusals = 0
-        return state, sampler
+        return state, sampler, files
+
+    def _download_adapter(self, name: str, base: LocalBase) -> dict[str, bytes]:
+        url = self._run_blocking(lambda: self._service.find_archive(self._client, name))
+        return self._run_blocking(lambda: self._service.run_blocking(lambda: download_adapter(url, base)))
 
     def _save_checkpoint(self, kind: CheckpointKind, name: str) -> str:
         return self._run_blocking(lambda: self._service.save_checkpoint(self._client, kind, name))
-
-    def _count(self, data: Sequence[DatumArrays], *, trained: bool) -> None:
-        self._usage.add_tokens(sum(len(datum.input_ids) for datum in data), trained=trained)
 
     def _to_sdk(self, data: Sequence[DatumArrays], loss: str) -> list[Any]:
         sdk, made = self._service.sdk, []
@@ -160,6 +179,16 @@ class TrainingSession:
         self._refusals += not isinstance(error, EngineGone)
         self._failed = time.monotonic(), TrainerAbsent(str(error))
         return self._failed[1]
+
+
+def forward_tokens(rows: Sequence[TokenSequence]) -> int:
+    """Return the tokens that a pass of the model takes: all but the last of each sequence."""
+    return scoring_tokens(rows) - len(rows)
+
+
+def scoring_tokens(rows: Sequence[TokenSequence]) -> int:
+    """Return the tokens that scoring by the base takes."""
+    return sum(len(row.prompt_ids) + len(row.response_ids) for row in rows)
 
 
 def _response_parts(rows: Sequence[TokenSequence], found: Sequence[Any]) -> list[Logprobs]:
