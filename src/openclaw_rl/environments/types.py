@@ -68,8 +68,8 @@ def void_outcome(reason: str) -> PlayOutcome:
 class TaskFitness:
     """Result of a check: whether the oracle got the best reward and doing nothing got less, on this machine.
 
-    `checkable`: False if nothing is known of the task, and nothing is kept: there is no answer to replay, or this
-    machine lacks what a check needs.
+    `checkable`: False if nothing is known of the task, and nothing is kept: there is no answer to replay, or something
+    that a check needs is not on this machine.
     """
 
     task: str
