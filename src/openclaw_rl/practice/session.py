@@ -1,7 +1,8 @@
 """A round of practice: replies to earlier prompts are generated, stored as turns, and trained on as one batch.
 
 Half of the replies are the policy's own under the plain prompt. The others are the teacher's: the frozen base, with
-the lessons in its prompt. Both get their credit from that teacher (`methods/teacher_replies.py`).
+the lessons in its prompt, or, in a few, with a wish that contradicts them: a contrast, which keeps the policy following
+its prompt. Both get their credit from that teacher (`methods/teacher_replies.py`).
 """
 
 from __future__ import annotations
