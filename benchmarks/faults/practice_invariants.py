@@ -67,7 +67,7 @@ def _read_rows(conn: Connection) -> list[_PracticeRow]:
             seq=row.seq,
             status=row.status,
             state=row.state,
-            is_teacher=row.origin == Origin.TEACHER.value,
+            is_teacher=row.origin in (Origin.TEACHER.value, Origin.CONTRAST.value),
             version=row.version,
             is_trainable=row.state == TurnState.JUDGED.value and row.untrainable is None,
             users=tuple(users.get(row.id, ())),

@@ -45,6 +45,7 @@ class Origin(StrEnum):
     TOKENS = "tokens"  # imported with the tokens and log-probabilities that another home recorded
     TEXT = "text"  # imported as text and tokenised here; `version` is the one that scored the tokens
     TEACHER = "teacher"  # practice: sampled by the frozen base, whose prompt has the text of a lesson
+    CONTRAST = "contrast"  # practice: sampled by the frozen base under a wish that contradicts the lesson
 
 
 class ExchangeStatus(StrEnum):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -18,6 +18,7 @@ from openclaw_rl.common.message_hash import EphemeralMatcher
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.gates.reply_source import NoGateway, RepliesDelayed
 from openclaw_rl.methods.registry import make_method
+from openclaw_rl.methods.types import Sample, StepResult
 from openclaw_rl.practice import plan, prompts
 from openclaw_rl.practice.make_practice import make_practice
 from openclaw_rl.practice.prompts import MAX_REPLY_TOKENS
@@ -37,6 +38,7 @@ from openclaw_rl.train.sample_builder import SampleBuilder
 from openclaw_rl.types import Kind, Origin, PolicyState
 
 Fill = Callable[..., list[str]]
+WISHED_LONG = "Give long, detailed answers."  # of the rules
 
 
 def uses_of(store: Store, version: int) -> list[str]:
@@ -80,6 +82,47 @@ def test_how_many_replies_and_whose(
     trainer = ScriptedTrainer()
     settle(make_loop(trainer, step_limit=1, **settings))
     assert [s.from_teacher for s in trainer.batches[0]] == [True] * told + [False] * plain
+
+
+@pytest.mark.parametrize(("share", "count"), [(0.5, 2), (1.0, 2), (0.25, 1), (0.0, 0)])
+def test_a_share_of_the_teachers_replies_is_to_the_opposite_wish(
+    store: Store, make_loop: MakeLoop, fill: Fill, renderer: Renderer, share: float, count: int
+) -> None:
+    """The policy learns to follow such a wish in its prompt as the base does, although the lesson is in the weights."""
+    (turn,) = fill(store, 1, question="Where is the Louvre?")
+    add_lesson(store, SHORT, [turn])
+    trainer = DivergingTrainer()
+    settle(make_loop(trainer, step_limit=1, contrast_share=share))
+    opposed = with_hint([{"role": "user", "content": "Where is the Louvre?"}], WISHED_LONG, lambda message: False)
+    prompt = renderer.render(opposed).prompt_ids.tolist()
+    (batch,) = trainer.batches
+    assert [sample.prompt_ids.tolist() == prompt for sample in batch] == [True] * count + [False] * (4 - count)
+    assert [s.from_teacher for s in batch] == [True, True, False, False]
+    for sample in batch[:count]:
+        assert [hinted.tolist() for hinted in sample.hinted_prompts] == [prompt], "the teacher reads the same prompt"
+    with store.read() as conn:
+        assert exchanges.get_many(conn, [batch[0].turn])[batch[0].turn].request.lessons == (
+            {"contrast": WISHED_LONG} if count else {SHORT.id: SHORT.text}
+        )
+
+
+class ContrastDivergingTrainer(ScriptedTrainer):
+    """Its divergence is 0.1, and 9 on replies whose teacher reads the same prompt."""
+
+    def step(self, samples: Sequence[Sample], out: str) -> StepResult:
+        found = {s.turn: 9.0 if np.array_equal(s.prompt_ids, s.hinted_prompts[0]) else 0.1 for s in samples}
+        return replace(super().step(samples, out), divergence=found)
+
+
+def test_contrasts_say_nothing_about_what_is_learned(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+    """Their divergence is not that of the lesson; an undo of the lesson takes them, too."""
+    (turn,) = fill(store, 1)
+    add_lesson(store, SHORT, [turn])
+    trainer = ContrastDivergingTrainer()
+    settle(make_loop(trainer, step_limit=1, contrast_share=0.5))
+    with store.read() as conn:
+        assert lessons.divergences_of(conn, SHORT.id) == [(0, 0.1)]
+        assert len(practice_turns.turns_practised_from(conn, [turn])) == 4
 
 
 @pytest.mark.parametrize(

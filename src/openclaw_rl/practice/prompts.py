@@ -31,13 +31,17 @@ _IN_FORCE = (LessonState.ACTIVE, LessonState.LEARNED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PracticePrompt:
-    """An earlier prompt, with all lessons that apply to it. `plain_ids` [P], `hinted_ids` [P + hint]."""
+    """An earlier prompt, with all lessons that apply to it. `plain_ids` [P], `hinted_ids` [P + hint].
+
+    `contrast`: what contradicts one of the lessons, and the prompt with it instead; None if nothing is known to.
+    """
 
     exchange: Exchange
     lessons: tuple[Lesson, ...]
     hint: str
     plain_ids: Ids
     hinted_ids: Ids
+    contrast: tuple[str, Ids] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,17 +92,34 @@ class PromptSelector:
         if not found:
             return None
         hint = lessons_hint(lesson.text for lesson in found)
+        opposed = self._opposed_wish(found)
         try:
-            hinted = with_hint(request.messages, hint, self.transient)
-            plain_ids, hinted_ids = (
+            plain_ids, hinted_ids, *others = (
                 self.renderer.render(messages, request.tools, variables=request.template).prompt_ids
-                for messages in (request.messages, hinted)
+                for messages in (
+                    request.messages,
+                    *(with_hint(request.messages, text, self.transient) for text in (hint, opposed) if text),
+                )
             )
         except (ValueError, RequestError):
             return None
-        if self.context_length is not None and len(hinted_ids) + MAX_REPLY_TOKENS > self.context_length:
+        longest = max(len(hinted_ids), *map(len, others)) if others else len(hinted_ids)
+        if self.context_length is not None and longest + MAX_REPLY_TOKENS > self.context_length:
             return None
-        return PracticePrompt(exchange=exchange, lessons=found, hint=hint, plain_ids=plain_ids, hinted_ids=hinted_ids)
+        return PracticePrompt(
+            exchange=exchange,
+            lessons=found,
+            hint=hint,
+            plain_ids=plain_ids,
+            hinted_ids=hinted_ids,
+            contrast=(opposed, others[0]) if opposed else None,
+        )
+
+    def _opposed_wish(self, found: Sequence[Lesson]) -> str | None:
+        """Return a wish that contradicts one of the lessons, as it would stand in a prompt."""
+        topics = self.read_topics()
+        wishes = (topics.opposed_hint(lesson.topic, lesson.text) for lesson in found if lesson.topic)
+        return next((lessons_hint([wish]) for wish in wishes if wish), None)
 
     def _context(self, policy: str, exchange: Exchange) -> PromptContext:
         """Return the context without the conversation: its lessons are not for the weights."""

@@ -1,7 +1,8 @@
 """A round of practice: replies to earlier prompts are generated, stored as turns, and trained on as one batch.
 
 Half of the replies are the policy's own under the plain prompt. The others are the teacher's: the frozen base, with
-the lessons in its prompt. Both get their credit from that teacher (`methods/teacher_replies.py`).
+the lessons in its prompt, or, in a few, with a wish that contradicts them: a contrast, which keeps the policy following
+its prompt. Both get their credit from that teacher (`methods/teacher_replies.py`).
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from openclaw_rl.types import (
     Convention,
     ExchangeStatus,
     FinishReason,
+    Ids,
     JudgedTurn,
     Kind,
     Lease,
@@ -44,6 +46,8 @@ from openclaw_rl.types import (
 
 log = logging.getLogger(__name__)
 BASE_VERSION = 0
+CONTRAST_LESSON = "contrast"
+"""Key of the words in the prompt of a contrast, in the place of a lesson's id."""
 AVERAGED_STEPS = 2
 """Newest divergences of a lesson whose mean decides whether it is learned; one alone is too noisy."""
 FORGOTTEN_FACTOR = 2.0
@@ -57,7 +61,8 @@ class _Round:
     head: Policy
     plan: PracticePlan
     prompts: Sequence[PracticePrompt]
-    from_teacher: int  # the first so many are answered by the teacher
+    from_teacher: int  # the first so many are answered by the teacher,
+    contrasts: int  # and the first so many of these under a wish that contradicts the lesson, where one is known
     seed: int
     replies: list[GateReply] = field(default_factory=list)
     times: list[tuple[float, float]] = field(default_factory=list)  # when each began and ended
@@ -71,10 +76,23 @@ class _Round:
         """How long its replies have taken."""
         return sum(ended - began for began, ended in set(self.times))
 
+    def origin(self, place: int) -> Origin | None:
+        """Return who gives the reply to one of the prompts; None: the head."""
+        if place < self.contrasts and self.prompts[place].contrast is not None:
+            return Origin.CONTRAST
+        return Origin.TEACHER if place < self.from_teacher else None
+
+    def prompt(self, place: int) -> tuple[str, Ids]:
+        """Return the words that stand in the prompt of a reply, and its tokens."""
+        prompt, origin = self.prompts[place], self.origin(place)
+        if origin is Origin.CONTRAST and prompt.contrast is not None:
+            return prompt.contrast
+        return (prompt.hint, prompt.hinted_ids) if origin is Origin.TEACHER else ("", prompt.plain_ids)
+
     def order(self, place: int) -> ReplyOrder:
         """Return the order of the reply to one of the prompts."""
-        prompt, is_teacher = self.prompts[place], place < self.from_teacher
-        ids = prompt.hinted_ids if is_teacher else prompt.plain_ids
+        prompt, is_teacher = self.prompts[place], self.origin(place) is not None
+        _, ids = self.prompt(place)
         limit = prompt.exchange.request.sampling.max_tokens or MAX_REPLY_TOKENS
         return ReplyOrder(
             version=BASE_VERSION if is_teacher else self.head.version,
@@ -205,6 +223,9 @@ class PracticeSession:
             plan=plan,
             prompts=prompts,
             from_teacher=round(settings.replies * settings.teacher_share),
+            contrasts=min(
+                round(settings.replies * settings.contrast_share), round(settings.replies * settings.teacher_share)
+            ),
             seed=seed,
         )
 
@@ -227,7 +248,8 @@ class PracticeSession:
     def _make_turns(self, found: _Round) -> list[PracticeTurn]:
         out = []
         for place, (prompt, reply) in enumerate(zip(found.prompts, found.replies, strict=True)):
-            order, is_teacher = found.order(place), place < found.from_teacher
+            order, origin = found.order(place), found.origin(place)
+            words, ids = found.prompt(place)
             began, ended = found.times[place]
             texts = {lesson.id: lesson.text for lesson in prompt.lessons}
             source = prompt.exchange.request
@@ -248,12 +270,12 @@ class PracticeSession:
                     max_tokens=order.max_tokens,
                     convention=self._convention,
                 ),
-                prompt_ids=prompt.hinted_ids if is_teacher else prompt.plain_ids,
-                lessons=texts if is_teacher else {},
+                prompt_ids=ids,
+                lessons={CONTRAST_LESSON: words} if origin is Origin.CONTRAST else texts if origin else {},
                 version=order.version,
                 identity=found.head.identity,
                 admitted_at=began,
-                origin=Origin.TEACHER if is_teacher else None,
+                origin=origin,
             )
             out.append(
                 PracticeTurn(
@@ -261,7 +283,7 @@ class PracticeSession:
                     reply=self._make_reply(request, reply, ended),
                     source=source.id,
                     lessons=texts,
-                    hint=prompt.hint,
+                    hint=words or prompt.hint,
                 )
             )
         return out
@@ -292,7 +314,8 @@ class PracticeSession:
         """
         line, bound = policies.lineage(conn, head.version), self._settings.max_divergence
         gone = turn_states.taken_back(conn, list(divergences))  # of a lesson that was edited or forgotten meanwhile
-        turns_by_lesson = practice_turns.lessons_of_practice(conn, divergences.keys() - set(gone))
+        others = practice_turns.contrast_turns(conn, divergences.keys())
+        turns_by_lesson = practice_turns.lessons_of_practice(conn, divergences.keys() - {*gone, *others})
         linked = (lessons.get(conn, id_) for id_ in turns_by_lesson)
         found = [lesson for lesson in linked if lesson is not None and lesson.is_practised]
         active = [lesson for lesson in found if lesson.state is LessonState.ACTIVE]

@@ -24,6 +24,14 @@ class PracticeConfig(Section):
         description="share of them that the frozen base gives, with the lessons in its prompt; without any, a policy "
         "that is sure of itself cannot follow a change of taste",
     )
+    contrast_share: float = Field(
+        0.125,
+        ge=0,
+        le=1,
+        description="share of all replies, among those of the frozen base, whose prompt has a wish that contradicts "
+        "the lesson instead; without any, a policy that has learned a lesson no longer follows another one in its "
+        "prompt",
+    )
     max_divergence: float = Field(
         0.02,
         gt=0,

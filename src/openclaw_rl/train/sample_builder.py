@@ -15,7 +15,7 @@ from openclaw_rl.methods.types import CreditMethod, Sample, make_sample
 from openclaw_rl.render.hint import lessons_hint, with_hint
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.train.tracking import version_age
-from openclaw_rl.types import FinishReason, Ids, JudgedTurn, Message, Policy, Reply, Request, Verdict
+from openclaw_rl.types import FinishReason, Ids, JudgedTurn, Message, Origin, Policy, Reply, Request, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,9 +124,10 @@ class SampleBuilder:
 
     def _split_prompts(self, sample: Sample, request: Request) -> list[Sample]:
         """Return the sample for the prompt as sampled, if it has a score, and the one that teaches the plain prompt."""
+        is_contrast = request.origin is Origin.CONTRAST  # teaches to follow the words that are in its prompt
         plain = replace(
             sample,
-            prompt_ids=self._replace_hint(request, request.messages),
+            prompt_ids=request.prompt_ids if is_contrast else self._replace_hint(request, request.messages),
             reward=None,
             on_policy=False,
             from_teacher=True,

@@ -48,6 +48,19 @@ class HintTopics:
         rule = None if topic else self.find_rule(text, as_reaction=True)
         return topic or (rule.topic if rule is not None else None) or ""
 
+    def opposed_hint(self, topic: str, text: str) -> str | None:
+        """Return what another wish about the subject of a topic says; None if the rules have none.
+
+        `text`: of the lesson; the wish is of the file, and so in the language, whose rules have it or match it.
+        """
+        for file in self._files:
+            if _has_hint(file, text) or file.matching_rules([("user", text)], ""):
+                opposed = {rule.topic: rule.hint for rule in file.rules if rule.topic and rule.hint}
+                other = min((found for found in opposed if is_opposed(topic, {found})), default=None)
+                if other is not None:
+                    return opposed[other]
+        return None
+
     def find_scope(self, texts: Iterable[str], hint: str | None) -> StatedScope | None:
         """Return what a person's texts limit the wish with this hint of a rule to; of None, the first limit of any."""
         scopes = ((file, found) for text in texts for file in self._files for found in file.stated_scopes(text))
@@ -84,6 +97,10 @@ class HintTopics:
         return Wishes(
             frozenset(topics), {topic: hint for topic, hint in hints.items() if not is_opposed(topic, topics)}
         )
+
+
+def _has_hint(file: RuleFile, text: str) -> bool:
+    return any(rule.hint and normalise_lesson(rule.hint) == normalise_lesson(text) for rule in file.rules)
 
 
 def _is_wished(file: RuleFile, text: str, hint: str) -> bool:

@@ -21,7 +21,18 @@ from openclaw_rl.store.lineage.policy_names import OwnerFilter, PolicyOwner, is_
 from openclaw_rl.store.lineage.training_queue import load_judged_turns
 from openclaw_rl.store.rows import from_json, to_json
 from openclaw_rl.store.turns import PRACTICE_JUDGE
-from openclaw_rl.types import Capture, ExchangeStatus, JudgedTurn, Kind, PolicyState, Reply, Request, TurnState, Verdict
+from openclaw_rl.types import (
+    Capture,
+    ExchangeStatus,
+    JudgedTurn,
+    Kind,
+    Origin,
+    PolicyState,
+    Reply,
+    Request,
+    TurnState,
+    Verdict,
+)
 
 PRACTICE_SCOPE = "practice"
 """Scope of practice exchanges: no API key has it, so that no conversation is linked with them."""
@@ -91,6 +102,13 @@ def lessons_of_practice(conn: Connection, turn_ids: Collection[str]) -> dict[str
     for row in conn.execute(select(c.lesson, c.turn).where(c.turn.in_(list(turn_ids))).order_by(c.lesson, c.turn)):
         found.setdefault(row.lesson, []).append(row.turn)
     return found
+
+
+def contrast_turns(conn: Connection, turn_ids: Collection[str]) -> set[str]:
+    """Return those of the turns that the teacher answered under a wish that contradicts the lesson."""
+    query = select(t.turns.c.id).join(t.exchanges, t.exchanges.c.seq == t.turns.c.seq)
+    query = query.where(t.turns.c.id.in_(list(turn_ids)), t.exchanges.c.origin == Origin.CONTRAST.value)
+    return set(conn.execute(query).scalars())
 
 
 def turns_practised_from(conn: Connection, evidence: Collection[str]) -> list[str]:
