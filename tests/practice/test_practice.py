@@ -9,10 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from sqlalchemy import select
 from tests.practice.conftest import LONG, SHORT, DivergingTrainer, MakeLoop, ScriptedReplies, add_lesson, settle
 from tests.train.conftest import put
 
+from openclaw_rl.cli.main import cli
 from openclaw_rl.common.images.image_prompt import digest_part
 from openclaw_rl.common.message_hash import EphemeralMatcher
 from openclaw_rl.errors import OpenClawError
@@ -86,7 +88,13 @@ def test_how_many_replies_and_whose(
 
 @pytest.mark.parametrize(("share", "count"), [(0.5, 2), (1.0, 2), (0.25, 1), (0.0, 0)])
 def test_a_share_of_the_teachers_replies_is_to_the_opposite_wish(
-    store: Store, make_loop: MakeLoop, fill: Fill, renderer: Renderer, share: float, count: int
+    store: Store,
+    make_loop: MakeLoop,
+    fill: Fill,
+    renderer: Renderer,
+    tmp_path: Path,
+    share: float,
+    count: int,
 ) -> None:
     """The policy learns to follow such a wish in its prompt as the base does, although the lesson is in the weights."""
     (turn,) = fill(store, 1, question="Where is the Louvre?")
@@ -104,6 +112,8 @@ def test_a_share_of_the_teachers_replies_is_to_the_opposite_wish(
         assert exchanges.get_many(conn, [batch[0].turn])[batch[0].turn].request.lessons == (
             {"contrast": WISHED_LONG} if count else {SHORT.id: SHORT.text}
         )
+    shown = CliRunner().invoke(cli, ["inspect", "turn", batch[0].turn, "--home", str(tmp_path)]).output
+    assert f"practice: by the base, {'under a wish that contradicts' if count else 'with the lessons in its'}" in shown
 
 
 class ContrastDivergingTrainer(ScriptedTrainer):

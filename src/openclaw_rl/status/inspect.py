@@ -21,7 +21,7 @@ from openclaw_rl.settings.load import STARTER, Config
 from openclaw_rl.status.report import read_store
 from openclaw_rl.store import exchanges, sessions, turns
 from openclaw_rl.store.lineage import policies
-from openclaw_rl.types import Exchange, Message, Reaction, Reply, Request, Verdict
+from openclaw_rl.types import Exchange, Message, Origin, Reaction, Reply, Request, Verdict
 
 TurnData = Mapping[str, Any]
 _SHORT_WIDTH, _WHOLE_WIDTH = 100, 2000  # columns of a text, in a list of turns and for one turn
@@ -298,6 +298,14 @@ def verdict_text(verdict: Mapping[str, Any]) -> str:
     return f"{score} by {verdict['judge']}{weight}{hints}  {verdict['reason']}"
 
 
+_ORIGIN_WORDS = {
+    Origin.TOKENS: "imported as tokens: off-policy",
+    Origin.TEXT: "imported as text: off-policy",
+    Origin.TEACHER: "practice: by the base, with the lessons in its prompt",
+    Origin.CONTRAST: "practice: by the base, under a wish that contradicts the lesson",
+}
+
+
 def _detail_rows(turn: TurnData) -> list[tuple[str, str | Text]]:
     sampling = turn["sampling"]
     lines: list[tuple[str, str | Text]] = [
@@ -305,7 +313,7 @@ def _detail_rows(turn: TurnData) -> list[tuple[str, str | Text]]:
         ("relation", turn["relation"] + (f" of {turn['relation_of']}" if turn["relation_of"] else "")),
         ("parent", turn["parent"] or turn["unlinked"] or "none: first turn of the conversation"),
         ("version", f"{turn['version']}, identity {turn['identity'][:12]}"),
-        *([("origin", Text(f"imported as {turn['origin']}: off-policy", "yellow"))] if turn["origin"] else []),
+        *([("origin", Text(_ORIGIN_WORDS[turn["origin"]], "yellow"))] if turn["origin"] else []),
         ("sampling", f"temperature {sampling['temperature']:g}, top_p {sampling['top_p']:g}"),
         ("prompt", f"{turn['prompt_tokens']} tokens, {turn['messages']} messages, {turn['tools']} tools"),
         *(("lesson", f"{text}  ({id_})") for id_, text in turn["lessons"].items()),
