@@ -13,6 +13,7 @@ from tests.store.world import policy
 
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.gates.candidate_gate import CandidateGate, GateResult
+from openclaw_rl.gates.evidence import CONTRADICTION
 from openclaw_rl.gates.probe_set import Probe, load_probes
 from openclaw_rl.gates.reply_comparer import Preference, ReplyComparer, has_faulty_form
 from openclaw_rl.gates.reply_source import BrokenVersion, GateReply, NoGateway, RepliesDelayed, ReplyOrder
@@ -21,7 +22,7 @@ from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.settings.schema_gate import GateConfig
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies, probe_answers
-from openclaw_rl.types import Logprobs, Policy, PolicyState
+from openclaw_rl.types import Logprobs, Policy, PolicyState, Use
 
 Fill = Callable[..., list[str]]
 PROBES = [Probe(name=f"p{n}", question=f"What is {n} plus 1?", answers=(str(n + 1),)) for n in range(20)]
@@ -135,6 +136,40 @@ def test_a_strict_gate_examines_the_batch_itself(store: Store, pair: Pair, histo
     assert examine(store, pair, Scores(0.05), batch=[sample(1, -4.0)]).promotes
     complaint = examine(store, pair, Scores(0.05), batch=[sample(-1, -9.0)], strict=True)
     assert complaint.promotes, "complaints about junk teach well"
+
+
+def test_a_batch_that_contradicts_what_was_learned_needs_another_one_that_does(
+    store: Store, pair: Pair, fill: Fill
+) -> None:
+    """Liked replies became likelier. One batch that says the opposite may be a mistake, two are not."""
+    learned, opposite = Scores(0.05, base=-0.05), [sample(-1, -1.0) for _ in range(4)]
+    fill(store, 6, score=1)
+    refused = examine(store, pair, learned, batch=opposite)
+    assert "the verdicts of its batch contradict what the head has learned" in refused.reason
+    assert examine(store, pair, learned, batch=[sample(1, -1.0) for _ in range(4)]).promotes
+    assert examine(store, pair, learned, batch=opposite[:2]).promotes, "two verdicts say little"
+    fill(store, 3, score=-1)
+    assert not examine(store, pair, learned, batch=opposite).promotes, "of the newest four, one agrees"
+    fill(store, 1, score=-1)
+    confirmed = examine(store, pair, learned, batch=opposite)
+    assert confirmed.promotes
+    assert confirmed.metrics["gate/others_agreement"] < -0.9
+    assert not examine(store, pair, learned, batch=opposite, strict=True).promotes
+
+
+def test_the_other_half_of_a_refused_batch_confirms_nothing(store: Store, pair: Pair, fill: Fill) -> None:
+    fill(store, 6, score=1)
+    refused = fill(store, 8, score=-1)
+    with store.write() as conn:
+        uses = [Use(policy=3, turn=turn, number=1) for turn in refused]
+        refused_version = replace(policy(3, 1), reason=f"{CONTRADICTION}: agreement -0.99 over 8 turns")
+        policies.insert_version(conn, refused_version, uses, PolicyState.REJECTED)
+    learned = Scores(0.05, base=-0.05)
+    half = [replace(sample(-1, -1.0), turn=turn) for turn in refused[:4]]
+    assert "contradict" in examine(store, pair, learned, batch=half).reason
+    assert "contradict" in examine(store, pair, learned, batch=half[:1]).reason, "each of them is suspected"
+    later = [sample(-1, -1.0) for _ in range(4)]
+    assert examine(store, pair, learned, batch=later).promotes, "a batch of its own does"
 
 
 def test_praise_of_junk_is_refused_and_praise_of_a_new_style_is_not(

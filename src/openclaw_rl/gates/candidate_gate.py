@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from openclaw_rl.gates.evidence import Evidence, decide
+from openclaw_rl.gates.evidence import CONTRADICTION, Evidence, decide
 from openclaw_rl.gates.held_out import HeldOutEvidence, VersionScorer
 from openclaw_rl.gates.reply_comparer import ReplyComparer, ReplyEvidence
 from openclaw_rl.gates.reply_source import BrokenVersion, NoGateway, RepliesDelayed
@@ -51,6 +51,7 @@ class _Examination:
     continued: float  # seconds, monotonic: when the last replies came
     waited: float = 0.0  # seconds until then without replies
     is_retry: bool  # a turn of the batch was in a refused one
+    is_suspect: bool  # which was refused because its verdicts contradict what was learned
     known_answers: Mapping[str, str]  # of the head to probes, from its own examination
 
     @property
@@ -124,7 +125,9 @@ class CandidateGate:
         is_late = self.is_waiting and found.waited + time.monotonic() - found.continued >= found.wait_limit
         is_spent = not found.replies.waiting or found.reply_seconds >= self.settings.seconds or is_late
         decision, reason = decide(found.evidence, is_spent=is_spent)
-        if decision != "reject" and (why := found.held_out.rejection_reason(is_retry=found.is_retry)):
+        if decision != "reject" and (
+            why := found.held_out.rejection_reason(is_retry=found.is_retry, is_suspect=found.is_suspect)
+        ):
             decision, reason = "reject", why
         if decision is None:
             return None
@@ -149,11 +152,14 @@ class CandidateGate:
                 any_taste=True,
             )
             answers = probe_answers.answers_of_version(conn, head.version)
-            rejected, base = training_queue.last_rejections(conn, [s.turn for s in batch]), policies.get(conn, 0)
+            ids, base = [s.turn for s in batch], policies.get(conn, 0)
+            refused = training_queue.refused_together(conn, ids)
+            contradicting = training_queue.refused_together(conn, ids, reason=CONTRADICTION)
         assert base is not None, "every store has the base"
         held_out = HeldOutEvidence(settings)
         if settings.held_out:
-            held_out.compare(items[: settings.held_out], usual, batch, candidate, head, base, scorer)
+            others = [item for item in usual if item.turn.id not in refused]
+            held_out.compare(items[: settings.held_out], usual, others, batch, candidate, head, base, scorer)
         own = [item for item in items if item.exchange.request.identity == head.identity][: settings.prompts]
         prompts = [] if self._comparer is None else self._comparer.choose_prompts(own, settings.budget)
         return _Examination(
@@ -164,7 +170,8 @@ class CandidateGate:
             replies_began=time.monotonic(),
             continued=time.monotonic(),
             held_out=held_out,
-            is_retry=bool(rejected),
+            is_retry=bool(refused),
+            is_suspect=bool(contradicting),
             replies=ReplyEvidence(prompts, settings.margin, settings.error),
             known_answers={answer.probe: answer.candidate_answer for answer in answers if answer.turn is None},
         )

@@ -28,6 +28,10 @@ and under the base, to be junk. A style that is new to the head is likely under 
 word is not unlikely enough in all."""
 MIN_AGREEMENT, MIN_VERDICTS = -0.5, 3
 """Mean agreement of a batch with what was learned at or below which it is refused, and verdicts that this needs."""
+MIN_SUSPECT_AGREEMENT = 0.0
+"""The same for turns of a batch that was refused for it: each of them has to agree, however few they are."""
+CONTRADICTION = "the verdicts of its batch contradict what the head has learned"
+"""How the reason of such a refusal begins."""
 _MIN_SPREAD = 0.3  # nats per token: smallest standard deviation; praise of a rare reply teaches most
 
 
@@ -152,12 +156,10 @@ def verdict_agreement(scores: Sequence[float], learned: Sequence[float]) -> floa
 
 def disagreement_reason(agreement: float | None, count: int, *, is_retry: bool) -> str | None:
     """Return why a batch whose `count` verdicts agree so little is refused, or None; `is_retry` as above."""
-    if agreement is None or agreement > MIN_AGREEMENT or (count < MIN_VERDICTS and not is_retry):
+    bound = MIN_SUSPECT_AGREEMENT if is_retry else MIN_AGREEMENT
+    if agreement is None or agreement > bound or (count < MIN_VERDICTS and not is_retry):
         return None
-    return (
-        f"the verdicts of its batch contradict what the head has learned: agreement {agreement:+.2f} over {count} "
-        f"turns, not above {MIN_AGREEMENT:g}"
-    )
+    return f"{CONTRADICTION}: agreement {agreement:+.2f} over {count} turns, not above {bound:g}"
 
 
 def decide(evidence: Sequence[Evidence], *, is_spent: bool) -> tuple[Literal["promote", "reject"] | None, str]:

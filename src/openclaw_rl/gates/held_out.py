@@ -33,6 +33,8 @@ from openclaw_rl.types import JudgedTurn, Logprobs, Policy
 log = logging.getLogger(__name__)
 CANDIDATE_WORDS = "held-out turns: liked replies became less likely, or disliked ones likelier"
 LIKED_WORDS = "held-out replies that were liked: they became less likely"
+CONFIRMING_TURNS = 4
+"""Newest judged turns of other batches that have to contradict what was learned, if a batch may that does."""
 ALONE_WORDS = (
     "held-out turns after a step on its batch alone: its verdicts contradict the earlier ones, so that liked replies "
     "became less likely, or disliked ones likelier"
@@ -68,6 +70,7 @@ class HeldOutEvidence:
         self.distance: float | None = None  # see `outlier_distance`
         self.junk: float | None = None  # see `junk_distance`
         self.agreement: float | None = None  # see `verdict_agreement`
+        self.others_agreement: float | None = None  # of the newest `CONFIRMING_TURNS` turns of other batches
         self._verdicts = 0
 
     @property
@@ -79,6 +82,7 @@ class HeldOutEvidence:
         self,
         items: Sequence[JudgedTurn],
         usual: Sequence[JudgedTurn],
+        others: Sequence[JudgedTurn],
         batch: Sequence[Sample],
         candidate: Policy,
         head: Policy,
@@ -98,6 +102,9 @@ class HeldOutEvidence:
         if praised and len(likely) >= MIN_COUNT:
             with self._recording_failure(candidate):
                 self._find_junk(praised, likely, head, base, scorer)
+        if head.path is not None:
+            with self._recording_failure(candidate):
+                self._compare_with_learned(batch, others, head, base, scorer)
         if self._is_strict and head.path is not None:
             with self._recording_failure(candidate):
                 self._examine_batch(samples, batch, head, base, scorer)
@@ -138,30 +145,47 @@ class HeldOutEvidence:
     ) -> None:
         """Examine the feedback itself (`gate.strict`)."""
         self._measure_praise(samples, batch, head, scorer)
-        self._compare_with_learned(batch, head, base, scorer)
         if batch and self._before and (self.agreement is None or self.agreement <= 0):
             alone = scorer.score_after_step_alone(head, batch, samples)
             if alone is not None:
                 self._add(samples, alone, self._before, self.alone)
 
-    def rejection_reason(self, *, is_retry: bool) -> str | None:
-        """Return why the batch itself is refused, or None. `is_retry`: its turns were in a refused batch before."""
+    def rejection_reason(self, *, is_retry: bool, is_suspect: bool) -> str | None:
+        """Return why the batch itself is refused, or None. `is_retry`: its turns were in a refused batch before.
+
+        `is_suspect`: in one whose verdicts contradict what was learned.
+        """
         if why := junk_reason(self.junk):
             return why
+        suspected = is_suspect or (is_retry and self._is_strict)
+        contradiction = disagreement_reason(self.agreement, self._verdicts, is_retry=suspected)
         if not self._is_strict:
-            return None
-        return outlier_reason(self.distance, is_retry=is_retry) or disagreement_reason(
-            self.agreement, self._verdicts, is_retry=is_retry
-        )
+            return None if self._is_confirmed else contradiction
+        return outlier_reason(self.distance, is_retry=is_retry) or contradiction
 
-    def _compare_with_learned(self, batch: Sequence[Sample], head: Policy, base: Policy, scorer: VersionScorer) -> None:
-        scored = [sample for sample in batch if sample.reward]
+    @property
+    def _is_confirmed(self) -> bool:
+        """Whether the newest turns of other batches contradict what was learned, too: then a taste has changed."""
+        return disagreement_reason(self.others_agreement, CONFIRMING_TURNS, is_retry=False) is not None
+
+    def _compare_with_learned(
+        self,
+        batch: Sequence[Sample],
+        others: Sequence[JudgedTurn],
+        head: Policy,
+        base: Policy,
+        scorer: VersionScorer,
+    ) -> None:
+        scored, beside = [s for s in batch if s.reward], _samples_of(others, head)[:CONFIRMING_TURNS]
         if not scored:
             return
-        pairs = zip(scorer.score(base, scored), scorer.score(head, scored), strict=True)
-        learned = [float(np.mean((new - old)[s.mask])) for s, (old, new) in zip(scored, pairs, strict=True)]
-        self.agreement = verdict_agreement([s.reward or 0.0 for s in scored], learned)
+        both = [*scored, *beside]
+        pairs = zip(scorer.score(base, both), scorer.score(head, both), strict=True)
+        learned = [float(np.mean((new - old)[s.mask])) for s, (old, new) in zip(both, pairs, strict=True)]
+        self.agreement = verdict_agreement([s.reward or 0.0 for s in scored], learned[: len(scored)])
         self._verdicts = len(scored)
+        if len(beside) == CONFIRMING_TURNS:
+            self.others_agreement = verdict_agreement([s.reward or 0.0 for s in beside], learned[len(scored) :])
 
     def metrics(self) -> dict[str, float]:
         """Return the figures of the batch, and the number of comparisons that failed."""
@@ -170,6 +194,7 @@ class HeldOutEvidence:
             "gate/outlier_distance": self.distance,
             "gate/junk_distance": self.junk,
             "gate/agreement": self.agreement,
+            "gate/others_agreement": self.others_agreement,
             "gate/failures": failures,
         }
         return {name: value for name, value in found.items() if value is not None}

@@ -186,6 +186,13 @@ def last_rejections(conn: Connection, ids: Collection[str]) -> dict[str, tuple[i
     return {turn: (version, sizes[version]) for turn, version in found.items()}
 
 
+def refused_together(conn: Connection, ids: Collection[str], *, reason: str = "") -> set[str]:
+    """Return the turns of all rejected batches that had one of these turns. `reason`: only where it has these words."""
+    rejected = _rejected_versions().where(t.policies.c.reason.contains(reason, autoescape=True))
+    versions = select(t.uses.c.policy).where(t.uses.c.turn.in_(list(ids)), t.uses.c.policy.in_(rejected))
+    return set(conn.execute(select(t.uses.c.turn).where(t.uses.c.policy.in_(versions))).scalars())
+
+
 def next_uses(conn: Connection, version: int, ids: Collection[str]) -> list[Use]:
     """Return the use of each of these turns by `version`, numbered after the uses that it has."""
     rows = conn.execute(select(t.turns.c.id, t.turns.c.uses).where(t.turns.c.id.in_(list(ids))))
