@@ -288,7 +288,7 @@ def test_the_kind_of_the_gate(store: Store, make_loop: MakeLoop, fill: Fill) -> 
 def test_the_shipped_model_earns_its_place(
     judged: Callable[..., JudgedTurn], starter_identity: str, tmp_path: Path
 ) -> None:
-    """Honest turns pass the real trainer's gate. Turns with inverted verdicts do not, until they are said again."""
+    """Honest turns pass the real trainer's gate. With gate.strict, turns with inverted verdicts are not trained on."""
     settings = {"train.batch.min_turns": 4, "train.batch.max_turns": 4, "gate.budget": 0, "gate.strict": True}
     config = from_flat({"home": str(tmp_path)} | settings)
     store = Store.open(config.store_path)
@@ -327,11 +327,6 @@ def test_the_shipped_model_earns_its_place(
     with store.read() as conn:
         assert all((found := turns.get(conn, turn)) and found.untrainable for turn in poison)
     assert len(list(config.policies_dir.iterdir())) == 4, "the folders of steps on a batch alone are removed"
-    loop.close()
-    loop = open_train_loop(from_flat({"home": str(tmp_path)} | settings | {"gate.strict": False}), store)
-    put(store, [turn(words, score) for words, score in ((SHORT, -1), (LONG, 1)) * 2])
-    settle(loop)
-    assert head_of(store) > 4, "who says it again has changed their mind"
     loop.close()
     store.close()
 

@@ -28,9 +28,9 @@ class GateConfig(Section):
     error: float = Field(0.05, gt=0, lt=1, description="probability of a wrong decision of each sequential test")
     strict: bool = Field(
         False,
-        description="also refuse a batch whose verdicts contradict what was learned, or which praises replies that the "
-        "head finds unlikely. For feedback that cannot be trusted: a change of taste and plain complaints are refused, "
-        "too, until they are about half of `held_out`",
+        description="also refuse a batch that praises replies which the head finds unlikely, and one whose verdicts "
+        "contradict what was learned even if the batches before it do, too. For feedback that cannot be trusted: a "
+        "change of taste and plain complaints are refused until they are about half of `held_out`",
     )
     held_out: int = Field(
         32, ge=0, description="newest judged turns outside of the batch whose likelihood is compared; 0: none"
