@@ -120,7 +120,9 @@ class ServiceDouble:
         model = int(path.split("/")[3]) if path and path.startswith("tinker://model/") else None
         return SamplerDouble(self.sdk, version, model)
 
-    def create_lora_training_client(self, *, base_model: str, rank: int, seed: int | None) -> ModelDouble:
+    def create_lora_training_client(
+        self, *, base_model: str, rank: int, seed: int | None, train_unembed: bool
+    ) -> ModelDouble:
         assert (base_model, seed) == (MODEL, None)
         self.sdk.fail("model")
         self.sdk.models.append(ModelDouble(self.sdk, len(self.sdk.models), rank))
