@@ -365,20 +365,20 @@ def test_the_time_that_it_says_is_that_of_the_recorded_batches(home: Home) -> No
     """The recorded times are those of whole batches; `benchmarks.undo_time` measures an undo with the real trainer."""
     home.trainer.seconds = 0.05
     home.learn(1)
-    started = time.monotonic()
-    for number in range(2, 13):
-        home.learned.append(home.add_turns(number))
-    added = time.monotonic() - started
+    home.learned += [home.add_turns(number) for number in range(2, 13)]
     home.reopen_loop()
-    while home.loop.run_once():
-        pass
-    looped = time.monotonic() - started - added
+    looped = []
+    for _ in range(11):
+        started = time.monotonic()
+        assert home.loop.run_once()
+        looped.append(time.monotonic() - started)
     with home.store.read() as conn:
         recorded = [policy.metrics["seconds/batch"] for policy in policies.list_all(conn)[1:]]
         plan = plan_undo(conn, select_turns(conn, names=["s1"]))
     assert (plan.safe, len(plan.batches), len(recorded)) == (0, 12, 12)
     assert min(recorded) >= 0.05
-    assert 0.8 * looped <= sum(recorded[1:]) <= looped, "nothing that each batch needs is left out"
+    shares = sorted(batch / whole for batch, whole in zip(recorded[1:], looped, strict=True))
+    assert 0.8 <= shares[5] <= 1.05, "nothing that each batch needs is left out, whatever stops a single one"
     whole, usual = sum(recorded), sum(recorded) / 12
     assert plan.seconds[1] == pytest.approx(1.5 * whole + 2 + usual)
     assert plan.seconds[0] == pytest.approx((whole - recorded[0] / 2) / 1.5), (
