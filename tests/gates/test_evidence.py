@@ -79,12 +79,14 @@ def test_verdicts_that_contradict_what_was_learned() -> None:
     assert verdict_agreement([1, -1], [0.1, -0.1]) == pytest.approx(1.0, abs=1e-3)
     inverted = verdict_agreement([1, 1, -1, -1], [-0.1, -0.1, 0.1, 0.1])
     assert "contradict what the head has learned: agreement -1.00 over 4" in str(
-        disagreement_reason(inverted, 4, is_retry=False)
+        disagreement_reason(inverted, 4, is_suspect=False)
     )
-    assert disagreement_reason(verdict_agreement([1, 1, 1, -1], [0.1] * 4), 4, is_retry=False) is None, "one is wrong"
-    assert disagreement_reason(inverted, 1, is_retry=False) is None, "one complaint is no contradiction"
-    assert disagreement_reason(inverted, 1, is_retry=True)
-    assert disagreement_reason(verdict_agreement([], []), 0, is_retry=True) is None
+    assert disagreement_reason(verdict_agreement([1, 1, 1, -1], [0.1] * 4), 4, is_suspect=False) is None, "one is wrong"
+    assert disagreement_reason(inverted, 1, is_suspect=False) is None, "one complaint is no contradiction"
+    assert disagreement_reason(inverted, 1, is_suspect=True)
+    assert disagreement_reason(0.0, 1, is_suspect=True), "each suspected turn has to agree"
+    assert disagreement_reason(0.1, 1, is_suspect=True) is None
+    assert disagreement_reason(verdict_agreement([], []), 0, is_suspect=True) is None
 
 
 def test_what_twenty_probes_decide() -> None:

@@ -154,10 +154,13 @@ def verdict_agreement(scores: Sequence[float], learned: Sequence[float]) -> floa
     return float(np.mean([s * math.tanh(x / LIKELIHOOD_SCALE) for s, x in zip(scores, learned, strict=True)]))
 
 
-def disagreement_reason(agreement: float | None, count: int, *, is_retry: bool) -> str | None:
-    """Return why a batch whose `count` verdicts agree so little is refused, or None; `is_retry` as above."""
-    bound = MIN_SUSPECT_AGREEMENT if is_retry else MIN_AGREEMENT
-    if agreement is None or agreement > bound or (count < MIN_VERDICTS and not is_retry):
+def disagreement_reason(agreement: float | None, count: int, *, is_suspect: bool) -> str | None:
+    """Return why a batch whose `count` verdicts agree so little is refused, or None.
+
+    `is_suspect`: the turns were part of a batch that was refused for this, so that each of them has to agree.
+    """
+    bound = MIN_SUSPECT_AGREEMENT if is_suspect else MIN_AGREEMENT
+    if agreement is None or agreement > bound or (count < MIN_VERDICTS and not is_suspect):
         return None
     return f"{CONTRADICTION}: agreement {agreement:+.2f} over {count} turns, not above {bound:g}"
 

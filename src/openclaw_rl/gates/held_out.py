@@ -91,8 +91,9 @@ class HeldOutEvidence:
     ) -> None:
         """Score the held-out replies. Turns of another base model are left out; all if they do not fit into memory.
 
-        `usual`: turns whose replies are such as the policy gives, whatever the person thought of them. `batch`: the
-        samples that the candidate was trained on, without replays and imported turns.
+        `usual`: turns whose replies are such as the policy gives, whatever the person thought of them. `others`: those
+        of them that were in no refused batch with turns of this one, newest first. `batch`: the samples that the
+        candidate was trained on, without replays and imported turns.
         """
         samples = _samples_of(items, head)
         if samples:
@@ -158,7 +159,7 @@ class HeldOutEvidence:
         if why := junk_reason(self.junk):
             return why
         suspected = is_suspect or (is_retry and self._is_strict)
-        contradiction = disagreement_reason(self.agreement, self._verdicts, is_retry=suspected)
+        contradiction = disagreement_reason(self.agreement, self._verdicts, is_suspect=suspected)
         if not self._is_strict:
             return None if self._is_confirmed else contradiction
         return outlier_reason(self.distance, is_retry=is_retry) or contradiction
@@ -166,7 +167,7 @@ class HeldOutEvidence:
     @property
     def _is_confirmed(self) -> bool:
         """Whether the newest turns of other batches contradict what was learned, too: then a taste has changed."""
-        return disagreement_reason(self.others_agreement, CONFIRMING_TURNS, is_retry=False) is not None
+        return disagreement_reason(self.others_agreement, CONFIRMING_TURNS, is_suspect=False) is not None
 
     def _compare_with_learned(
         self,
