@@ -6,14 +6,13 @@ import json
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from benchmarks.skyrl_server import KEY, RANK, SkyrlServer
+from benchmarks.skyrl_server import RANK, SkyrlServer
 from safetensors.torch import load_file
 from tests.external.tinker.conftest import BATCH, Settings, make_trainer, reference_logprobs
-from tests.external.tinker.test_system import WITHIN, home, post, talk, wait_for_version
+from tests.external.tinker.test_system import WITHIN, home, post, talk, trained_there, wait_for_version
 
 from openclaw_rl.errors import TrainerAbsent
 from openclaw_rl.learner.loss.scored_batch import plain_sequence
@@ -61,20 +60,7 @@ def test_the_adapter_in_the_folder_is_the_policy_at_the_service(
 def test_people_talk_to_an_engine_here_and_it_serves_what_was_trained_there(tmp_path: Path, home: Path) -> None:
     model = ModelFiles.from_path(STARTER).folder
     with SkyrlServer(tmp_path / "server", model) as server:
-        settings: dict[str, Any] = {
-            "engine.backend": "embedded",
-            "train.trainer": "tinker",
-            "train.method": "binary",
-            "train.lora.rank": RANK,
-            "train.batch.min_turns": 4,
-            "train.safety.gate_grad_norm": 1e9,
-            "gate.kind": "numbers",
-            "tinker.url": server.url,
-            "tinker.api_key": KEY,
-            "tinker.model": str(model),
-            "tinker.reduction": "mean",
-            "run.heartbeat_timeout": WITHIN,
-        }
+        settings = {"engine.backend": "embedded"} | trained_there(server, model)
         config = scratch_config(home, settings)
         with Store.open(config.store_path) as store, store.write() as conn:
             consents.record_consent(conn, EVENT, server.url, ("train",), time.time())

@@ -31,25 +31,31 @@ def home() -> Iterator[Path]:
         yield Path(folder)
 
 
+def trained_there(server: SkyrlServer, model: Path) -> dict[str, Any]:
+    """Settings with which the server trains batches of four turns, whatever their gradient is."""
+    return {
+        "train.trainer": "tinker",
+        "train.method": "binary",
+        "train.lora.rank": RANK,
+        "train.batch.min_turns": 4,
+        "train.safety.gate_grad_norm": 1e9,
+        "gate.kind": "numbers",
+        "tinker.url": server.url,
+        "tinker.api_key": KEY,
+        "tinker.model": str(model),
+        "tinker.reduction": "mean",
+        "run.heartbeat_timeout": WITHIN,
+    }
+
+
 def test_people_talk_and_the_next_version_answers(tmp_path: Path, home: Path) -> None:
     model = ModelFiles.from_path(STARTER).folder
     with SkyrlServer(tmp_path / "server", model) as server:
         settings = {
             "engine.backend": "tinker",
             "engine.max_context": 128,
-            "train.trainer": "tinker",
-            "train.method": "binary",
-            "train.lora.rank": RANK,
-            "train.batch.min_turns": 4,
-            "train.safety.gate_grad_norm": 1e9,
-            "gate.kind": "numbers",
-            "tinker.url": server.url,
-            "tinker.api_key": KEY,
-            "tinker.model": str(model),
-            "tinker.reduction": "mean",
             "serve.engine_wait": WITHIN,
-            "run.heartbeat_timeout": WITHIN,
-        }
+        } | trained_there(server, model)
         config = scratch_config(home, settings)
         with Store.open(config.store_path) as store, store.write() as conn:
             consents.record_consent(conn, EVENT, server.url, ("serve", "train"), time.time())
