@@ -103,6 +103,24 @@ AGAIN: dict[str, Case] = {
         ],
         {"1": "served"},
     ),
+    "a user asks, hears and says what somebody without a name did before: each gets the reaction": (
+        [
+            FIRST,
+            Ask(name="2", history=[S, Q, A, THANKS], expect=answers("1", words=[THANKS[2:]])),
+            Ask(name="3", history=[S, Q], reply=LONG, user="ann"),
+            Ask(name="4", history=[S, Q, A, THANKS], user="ann", expect=answers("3", words=[THANKS[2:]])),
+        ],
+        {"1": "closed", "3": "closed"},
+    ),
+    "somebody without a name asks, hears and says what a user did before": (
+        [
+            Ask(name="1", history=[S, Q], reply=LONG, user="ann"),
+            Ask(name="2", history=[S, Q, A, THANKS], user="ann", expect=answers("1", words=[THANKS[2:]])),
+            Ask(name="3", history=[S, Q], reply=LONG),
+            Ask(name="4", history=[S, Q, A, THANKS], expect=answers("3", words=[THANKS[2:]])),
+        ],
+        {"1": "closed", "3": "closed"},
+    ),
     "of equal turns, the one of the same session header": (
         [
             Ask(name="1", history=[S, Q], reply=LONG),

@@ -24,7 +24,8 @@ def test_one_word_shapes_the_next_prompts_until_it_is_undone(tmp_path: Path) -> 
     with SubprocessSystem(config) as system:
 
         def ask(*messages: dict[str, str], **more: str) -> tuple[str, dict[str, str], list[str]]:
-            made = post_json(system, "/v1/chat/completions", {"model": "openclaw", "messages": list(messages), **more})
+            body = {"model": "openclaw", "messages": list(messages), "temperature": 0, **more}
+            made = post_json(system, "/v1/chat/completions", body)
             data = json.loads(run("inspect", "turn", made["id"], *home, "--json").stdout)
             return made["id"], made["choices"][0]["message"], list(data["lessons"].values())
 

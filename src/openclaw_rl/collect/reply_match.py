@@ -275,8 +275,12 @@ class ReplyMatcher:
 
     def _choose_equal(self, equal: Sequence[ExchangeSummary], reaction: ReactionMessages) -> ReplyMatch:
         """Choose among equal replies to equal histories: the one that has the reaction, else the one that was
-        delivered last of those that await one; of the same session first, then of the same version."""
-        ranked = sorted(equal, key=self._rank)
+        delivered last of those that await one; of the same session first, then of the same version.
+
+        Replies to requests that name the same session, user and agent as this one exclude the others: those may be
+        another person's, who asked and said the same.
+        """
+        ranked = sorted([p for p in equal if self._has_same_names(p)] or equal, key=self._rank)
         knows = next((p for p in ranked if reaction.signature in p.signatures), None)
         if reaction.signature is None or knows is not None:
             return ReplyMatch(past=knows or ranked[0])
@@ -284,6 +288,11 @@ class ReplyMatcher:
         if waits is not None:
             return ReplyMatch(past=waits, has_new_reaction=True)
         return ReplyMatch(past=ranked[0], has_new_reaction=len(ranked) == 1 and revises_reaction(ranked[0], reaction))
+
+    def _has_same_names(self, past: ExchangeSummary) -> bool:
+        request = self._request
+        names = past.session_header, past.user, past.agent
+        return names == (request.session, request.user, request.agent)
 
     def _rank(self, past: ExchangeSummary) -> tuple[bool, bool, float, int]:
         other_session = past.session_header != self._request.session
