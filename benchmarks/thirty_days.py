@@ -15,15 +15,17 @@ import json
 import multiprocessing
 import random
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks import thirty_days_report
+from benchmarks.ideal_assistant import IdealMonth, simulate_month
 from benchmarks.in_process import Rooms
 from benchmarks.setting_args import parse_settings, setting_argument
 from benchmarks.thirty_days_report import LAST_DAYS, Day, Month
@@ -70,10 +72,8 @@ class DriftingPerson:
 
     async def run(self, rooms: Rooms, report: Callable[[Day], None]) -> None:
         chance = random.Random(self.seed)
-        asked = [question for fact in facts_of("asked") for question in questions_about(fact)]
-        replies = rooms.measure(0, self.tastes[0], asked).replies
-        self.untrained = dict(zip(asked, replies, strict=True))
-        subjects = chance.choices([family.name for family in FAMILIES], k=self.days)
+        self.untrained = untrained_replies(rooms)
+        subjects = draw_subjects(chance, self.days)
         for taste in self.tastes:
             self.personas[taste] = Persona(taste=taste, seed=self.seed)
         for number, subject in enumerate(subjects, 1):
@@ -92,7 +92,7 @@ class DriftingPerson:
             version = await self._session(rooms, persona)
             log += [(taste, reaction) for reaction in persona.log[known:]]
         wanted = [taste for taste, _ in log]
-        untrained = sum(self._untrained_share(taste, subject) for taste in wanted)
+        untrained = sum(untrained_share(self.untrained, taste, subject) for taste in wanted)
         with rooms.read_store() as conn:
             states = policies.count_by_state(conn)
         return Day(
@@ -106,12 +106,6 @@ class DriftingPerson:
             rejected=states.get(PolicyState.REJECTED, 0),
         )
 
-    def _untrained_share(self, taste: Taste, subject: str) -> float:
-        """Return the share of the subject's questions that version 0 answers correctly and to this taste."""
-        asked = [question for question in self.untrained if question.fact.family == subject]
-        liked = [is_correct(q, self.untrained[q]) and has_style(taste, self.untrained[q]) for q in asked]
-        return sum(liked) / len(asked)
-
     async def _session(self, rooms: Rooms, persona: Persona) -> int:
         history: list[dict[str, str]] = []
         version = 0
@@ -122,6 +116,23 @@ class DriftingPerson:
             history.append({"role": "assistant", "content": reply.text})
             version = await rooms.settle()
         return version
+
+
+def draw_subjects(chance: random.Random, days: int) -> list[str]:
+    """Draw the subject of each day."""
+    return chance.choices([family.name for family in FAMILIES], k=days)
+
+
+def untrained_replies(rooms: Rooms) -> Mapping[Question, str]:
+    """Return the reply of version 0 to each question that may be asked in training."""
+    asked = [question for fact in facts_of("asked") for question in questions_about(fact)]
+    return dict(zip(asked, rooms.first_replies(0, asked), strict=True))
+
+
+def untrained_share(replies: Mapping[Question, str], taste: Taste, subject: str) -> float:
+    """Return the share of the subject's questions that version 0 answers correctly and to this taste."""
+    asked = [question for question in replies if question.fact.family == subject]
+    return sum(is_correct(q, replies[q]) and has_style(taste, replies[q]) for q in asked) / len(asked)
 
 
 def draw_about(subject: str, rng: random.Random) -> Question:
@@ -185,6 +196,26 @@ def run_all(given: argparse.Namespace, console: Console) -> list[Month]:
     return [Month(arm=run.arm, seed=run.seed, tastes=run.tastes, days=tuple(read_days(given, run))) for run in runs]
 
 
+def simulate_ideal(given: argparse.Namespace) -> dict[tuple[Taste, Taste], list[IdealMonth]]:
+    """Return months of the ideal assistant, who needs neither engine nor training, for each drift."""
+
+    async def read_untrained(home: str) -> Mapping[Question, str]:
+        async with Rooms(from_flat({"home": home})) as rooms:
+            return untrained_replies(rooms)
+
+    with tempfile.TemporaryDirectory() as home:
+        replies = asyncio.run(read_untrained(home))
+    share = cache(partial(untrained_share, replies))
+    return {
+        drift: [
+            simulate_month(drift, draw_subjects(random.Random(seed), given.days), turns=given.turns, last=LAST_DAYS,
+                           seed=seed, draw=draw_about, untrained=share)
+            for seed in range(given.ideal_months)
+        ]
+        for drift in given.drifts
+    }  # fmt: skip
+
+
 def drift_argument(text: str) -> tuple[Taste, Taste]:
     """Parse two tastes (argparse `type`)."""
     first, _, second = text.partition(":")
@@ -207,6 +238,9 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS), help="with and without the gate")
     parser.add_argument("--days", type=bounded_int(LAST_DAYS), default=DAYS)
     parser.add_argument("--turns", type=bounded_int(1), default=TURNS, help="of a day, at least")
+    parser.add_argument(
+        "--ideal-months", type=bounded_int(1), default=100, help="of an ideal assistant, for comparison [100]"
+    )
     parser.add_argument("--parallel", type=bounded_int(1, 2), default=1, help="runs at once, each a process")
     parser.add_argument("--set", dest="sets", type=setting_argument, metavar="KEY=VALUE", action="append", default=[])
     return parser
@@ -219,8 +253,11 @@ def main() -> None:
         console = Console()
         months = run_all(given, console)
         console.print(thirty_days_report.summary_table(months), markup=False, soft_wrap=True)
+        with console.status(f"{given.ideal_months} months of an ideal assistant, for comparison"):
+            ideal = simulate_ideal(given)
+        console.print(thirty_days_report.ideal_table(ideal), markup=False, soft_wrap=True)
         if given.doc is not None:
-            thirty_days_report.write_page(given.doc, months, given.sets)
+            thirty_days_report.write_page(given.doc, months, ideal, given.sets)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.faults.report import replace_tables
+from benchmarks.ideal_assistant import IdealMonth
 
 from openclaw_rl.evals.plots import markdown_table
+from openclaw_rl.evals.styles import Taste
 
 SECTION = "thirty-days"
 LAST_DAYS, AIM = 5, 0.85
@@ -73,6 +75,23 @@ def summary_table(months: Sequence[Month]) -> str:
         for month in months
     ]
     return markdown_table((*head, "rejected", "rolled back"), rows)
+
+
+def ideal_table(ideal: Mapping[tuple[Taste, Taste], Sequence[IdealMonth]]) -> str:
+    """Return a row for each drift: what an ideal assistant would have reached."""
+    head = ("drift", "months", "months with a day below untrained", "days below, mean", "mean of all days")
+    rows = [
+        (
+            " to ".join(drift),
+            len(months),
+            f"{statistics.fmean(month.below > 0 for month in months):.0%}",
+            f"{statistics.fmean(month.below for month in months):.2f}",
+            f"{statistics.fmean(month.satisfied for month in months):.2f}",
+            f"{min(month.worst_of_last for month in months):.2f}",
+        )
+        for drift, months in ideal.items()
+    ]
+    return markdown_table((*head, f"worst of the last {LAST_DAYS}"), rows)
 
 
 def conclusion(months: Sequence[Month]) -> str:
@@ -148,10 +167,15 @@ def _draw_panel(axis: Any, drift: str, months: Sequence[Month]) -> None:
     axis.spines[["top", "right"]].set_visible(False)
 
 
-def write_page(page: Path, months: Sequence[Month], sets: Sequence[str] = ()) -> None:
+def write_page(
+    page: Path,
+    months: Sequence[Month],
+    ideal: Mapping[tuple[Taste, Taste], Sequence[IdealMonth]],
+    sets: Sequence[str] = (),
+) -> None:
     """Replace the result on the page, and its picture in `images/` beside it.
 
-    `sets`: further settings, as KEY=VALUE.
+    `ideal`: months of the ideal assistant, for comparison, by their drift; `sets`: further settings, as KEY=VALUE.
     """
     picture = page.parent / "images" / f"{page.stem}.png"
     plot_months(picture, months)
@@ -169,5 +193,6 @@ def write_page(page: Path, months: Sequence[Month], sets: Sequence[str] = ()) ->
         f"### {drift}, seed {seed}\n\n" + day_table([m for m in months if (m.drift, m.seed) == (drift, seed)])
         for drift, seed in pairs
     ]
-    parts = [facts, conclusion(months), summary_table(months), image, *tables]
+    bound = "An ideal assistant (see above), in months with other seeds:\n\n" + ideal_table(ideal)
+    parts = [facts, conclusion(months), summary_table(months), bound, image, *tables]
     replace_tables(page, SECTION, "\n\n".join(parts))

@@ -12,6 +12,7 @@ import pytest
 from benchmarks import gate_trial_report, thirty_days_report
 from benchmarks.gate_trial import LIVE_TURNS, Trial
 from benchmarks.gate_trial_report import Phase, PoisonOutcome, Unit
+from benchmarks.ideal_assistant import IdealMonth
 from benchmarks.thirty_days import drift_argument
 from benchmarks.thirty_days_report import Day, Month
 
@@ -75,7 +76,8 @@ def test_the_page_of_thirty_days_says_which_days_are_below(tmp_path: Path) -> No
     months = [month_of("with", [0.3, 0.9, 0.9, 0.9, 0.9, 0.9]), month_of("without", [0.5, 0.2, 0.3, 0.9, 0.8, 0.9])]
     page = tmp_path / "page.md"
     page.write_text("<!-- begin: thirty-days -->\n<!-- end: thirty-days -->\n")
-    thirty_days_report.write_page(page, months)
+    ideal = {("short", "long"): [IdealMonth(below=b, satisfied=0.9, worst_of_last=1.0) for b in (0, 0, 0, 2)]}
+    thirty_days_report.write_page(page, months, ideal)
     text = page.read_text()
     assert "- With the gate: 1 of 6 days are below the untrained policy; 0 of the last 5 days are below 0.85." in text
     assert (
@@ -83,8 +85,9 @@ def test_the_page_of_thirty_days_says_which_days_are_below(tmp_path: Path) -> No
     )
     assert "| short to long | 1 | with | 1 (1) | 0.80 | 0.90 | 2 | 1 |" in text
     assert "| 1 | sum | 0% | 0.40 | **0.30** | 2 | 1 | 0.50 |" in text
+    assert "| short to long | 4 | 25% | 0.50 | 0.90 | 1.00 |" in text
     assert (tmp_path / "images" / "page.png").read_bytes().startswith(b"\x89PNG")
-    thirty_days_report.write_page(page, months[:1], ["gate.budget=0"])
+    thirty_days_report.write_page(page, months[:1], ideal, ["gate.budget=0"])
     assert "| 1 | sum | 0% | 0.40 | **0.30** | 2 | 1 | - |" in page.read_text()
     assert "Settings: `gate.budget=0`." in page.read_text()
     assert drift_argument("short:long") == ("short", "long")
