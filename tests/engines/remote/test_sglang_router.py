@@ -131,6 +131,25 @@ def test_a_reply_is_not_of_two_versions(wire: RouterWire, slime: Slime) -> None:
     attach(wire, slime, body)
 
 
+@pytest.mark.parametrize("damage", ["{", "[]", "{}", '{"run": "one", "weights": {"1": 5}}'])
+def test_a_damaged_record_is_one_line_and_ends_with_the_next_run(wire: RouterWire, slime: Slime, damage: str) -> None:
+    slime.begin(None)
+
+    async def body(engine: SglangRouterEngine) -> None:
+        record = slime.home / trainer_weights.FILE_NAME
+        whole = json.loads(record.read_text())
+        given = damage if damage in ("{", "[]") else json.dumps({**whole, "weights": None, **json.loads(damage)})
+        record.write_text(given)
+        with pytest.raises(EngineError, match=r"trainer_weights.json cannot be read: .* restart it"):
+            await reply(engine, call())
+        with pytest.raises(ValueError, match="cannot be read"):
+            trainer_weights.add_weights(slime.home, "2", "1-abc")
+        slime.begin(None)
+        assert (await reply(engine, call()))[2] == "length"
+
+    attach(wire, slime, body)
+
+
 @pytest.fixture(scope="module")
 def opened_records() -> list[str]:
     """Grows with each time that the file with the versions of the trainer's weights is opened."""

@@ -52,7 +52,7 @@ class SglangRouterEngine(SglangEngine):
         """Wait until the trainer has loaded these weights. Raises `EngineError` if it has newer ones."""
         deadline = asyncio.get_running_loop().time() + self.update_seconds
         while (present := await self._loaded_weights_name()) != name:
-            order = [self._name_of(tag) for tag in trainer_weights.read_weights(self._home)]
+            order = [self._name_of(tag) for tag in self._read_weights()]
             if present in order and (name not in order or order.index(name) < order.index(present)):
                 raise EngineError(
                     f"the server has the weights {_in_words(present)}, and not {_in_words(name)}: the trainer "
@@ -74,8 +74,14 @@ class SglangRouterEngine(SglangEngine):
         raise EngineGone(f"the trainer loaded {_in_words(others.pop())} during a reply on {_in_words(held.weights)}")
 
     def _name_of(self, tag: str | None) -> str:
-        found = trainer_weights.read_weights(self._home)
+        found = self._read_weights()
         return (found[tag] or BASE_WEIGHTS) if tag is not None and tag in found else _UNKNOWN
+
+    def _read_weights(self) -> dict[str, str | None]:
+        try:
+            return trainer_weights.read_weights(self._home)
+        except ValueError as error:
+            raise EngineError(str(error)) from error
 
 
 def _in_words(name: str | None) -> str:

@@ -7,6 +7,7 @@ in the environment of the other program.
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -23,28 +24,53 @@ def start_record(home: Path, tag: str, folder: str | None, *, run: str, run_file
 
 
 def add_weights(home: Path, tag: str, folder: str) -> None:
-    """Record further weights of the run."""
+    """Record further weights of the run. Raises `ValueError` if the record is damaged."""
     record = _read_json(home / FILE_NAME)
-    _write_record(home, record | {"weights": record["weights"] | {tag: folder}})
+    _write_record(home, record | {"weights": _weights_of(home / FILE_NAME, record) | {tag: folder}})
 
 
 def read_weights(home: Path) -> dict[str, str | None]:
-    """Return the folder name of each tag, None for the base; empty without a run, or when a new one has begun."""
+    """Return the folder name of each tag, None for the base; empty without a run, or when a new one has begun.
+
+    Raises `ValueError` if the record or the run's file is damaged.
+    """
     try:
         record = _read_json(home / FILE_NAME)
-        is_present = _read_json(Path(record["run_file"]))["run"] == record["run"]
+        is_present = _read_json(Path(str(record.get("run_file", "")))).get("run") == record.get("run")
     except FileNotFoundError:
         return {}
-    found: dict[str, str | None] = record["weights"] if is_present else {}
+    return _weights_of(home / FILE_NAME, record) if is_present else {}
+
+
+def _weights_of(path: Path, record: dict[str, Any]) -> dict[str, str | None]:
+    found = record.get("weights")
+    if not isinstance(found, dict) or not all(folder is None or isinstance(folder, str) for folder in found.values()):
+        raise _damaged(path, "it has no weights")
     return found
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
+        raise _damaged(path, str(error)) from error
+    if not isinstance(found, dict):
+        raise _damaged(path, "it is no object")
     return found
+
+
+def _damaged(path: Path, reason: str) -> ValueError:
+    return ValueError(
+        f"{path} cannot be read: {reason}. The trainer (engine.weights: trainer) writes it when it starts: restart it"
+    )
 
 
 def _write_record(home: Path, record: dict[str, Any]) -> None:
     fresh = home / f".{FILE_NAME}"
-    fresh.write_text(json.dumps(record), encoding="utf-8")
+    with fresh.open("w", encoding="utf-8") as file:
+        file.write(json.dumps(record))
+        file.flush()
+        os.fsync(file.fileno())  # else a power failure may leave it empty
     fresh.replace(home / FILE_NAME)
