@@ -32,6 +32,7 @@ from openclaw_rl.gates.reply_source import GateReply, ReplyOrder
 from openclaw_rl.judge import worker as judging
 from openclaw_rl.judge.lessons.lesson_maker import LessonMaker
 from openclaw_rl.judge.user_feedback import explicit_verdict
+from openclaw_rl.render.hint import with_hint
 from openclaw_rl.render.model_folder import ModelFiles, compute_identity
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.serve.auth import Caller
@@ -238,10 +239,17 @@ class Rooms:
         self, version: int, questions: Sequence[Question], system: Sequence[Mapping[str, Any]] = ()
     ) -> tuple[str, ...]:
         """Ask each question by itself behind the messages of `system`, unrecorded. Returns the replies."""
-        asked = [[*system, {"role": "user", "content": q.text}] for q in questions]
+        return self._reply_to_all(version, [[*system, {"role": "user", "content": q.text}] for q in questions])
+
+    def _reply_to_all(self, version: int, asked: Sequence[Sequence[Mapping[str, Any]]]) -> tuple[str, ...]:
         prompts = [self.renderer.render(messages).prompt_ids for messages in asked]
         replies = self._engine.all(version, prompts, self.renderer.stop_token_ids)
         return tuple(self.renderer.detokenizer.new_stream().push(ids).strip() for ids in replies)
+
+    def hinted_replies(self, version: int, questions: Sequence[Question], hint: str) -> tuple[str, ...]:
+        """Ask each question with a hint, as lessons stand in prompts, unrecorded. Returns the replies."""
+        asked = [[{"role": "user", "content": q.text}] for q in questions]
+        return self._reply_to_all(version, [with_hint(messages, hint, lambda message: False) for messages in asked])
 
     def read_store(self) -> AbstractContextManager[Connection]:
         """Open a snapshot of the store."""

@@ -33,7 +33,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from openclaw_rl.evals.cli_args import LARGEST_SEED, bounded_int, exit_on_error
 from openclaw_rl.evals.personas import Persona
-from openclaw_rl.evals.styles import TASTES, Taste
+from openclaw_rl.evals.phrases import INSTRUCTIONS
+from openclaw_rl.evals.styles import OPPOSITE, TASTES, Taste, has_style
 from openclaw_rl.evals.toy_world import Question, held_out_questions
 from openclaw_rl.evals.user_driver import ConversationLog
 from openclaw_rl.settings.load import Config, from_flat
@@ -51,6 +52,7 @@ PARTS: Mapping[str, Mapping[str, Any]] = {
     "change": {"change": True, "seeds": 1, "reactions": 80},
     "random_hints": {"random_hints": 0.3, "reactions": 60},
     "long": {"lessons": [True], "seeds": 1, "reactions": 300},
+    "instructions": {"instructions": True, "seeds": 2, "reactions": 40},
 }
 """Parts of the measurement, each with its own defaults of the arguments. Each is a section of the page."""
 _NOT_MEASURED = ("--parts", "--out", "--doc", "--parallel")  # arguments that change no figure
@@ -99,12 +101,22 @@ class Setting:
 
 
 def one(
-    setting: Setting, home: Path, *, reactions: int = REACTIONS, questions: int = QUESTIONS, command: str = ""
+    setting: Setting,
+    home: Path,
+    *,
+    reactions: int = REACTIONS,
+    questions: int = QUESTIONS,
+    instructions: bool = False,
+    command: str = "",
 ) -> Run:
-    """A fresh system, one person, and what each version was like on questions that were never asked."""
+    """A fresh system, one person, and what each version was like on questions that were never asked.
+
+    `instructions`: also measure whether the last version does what an instruction in the prompt says.
+    """
     began = time.monotonic()
     config = from_flat({"home": str(home)} | setting.settings)
-    watch = _Watch(setting, held_out_questions(questions, random.Random(setting.seed)), config.store_path)
+    asked = held_out_questions(questions, random.Random(setting.seed))
+    watch = _Watch(setting, asked, config.store_path, instructions=instructions)
     talk = asyncio.run(watch.talk(config, reactions))
     judged, agreed = accuracy(config.store_path, talk)
     return Run(
@@ -118,6 +130,7 @@ def one(
         then=setting.then,
         changed=watch.changed,
         next_reply=watch.next_reply(talk),
+        obeys=watch.obeys,
         seed=setting.seed,
         points=tuple(watch.points),
         reactions=len(talk.reactions),
@@ -133,8 +146,12 @@ def one(
 class _Watch:
     """Lets a person talk, and measures each version that comes into use meanwhile."""
 
-    def __init__(self, setting: Setting, questions: Sequence[Question], store: Path) -> None:
+    def __init__(
+        self, setting: Setting, questions: Sequence[Question], store: Path, *, instructions: bool = False
+    ) -> None:
         self._setting, self._questions, self._store = setting, questions, store
+        self._instructions = instructions
+        self.obeys: float | None = None
         self._taste = setting.taste
         self.points: list[Point] = []
         self.changed: int | None = None  # reactions before the taste changed
@@ -154,7 +171,15 @@ class _Watch:
                 persona = Persona(taste=setting.then, seed=setting.seed + 1, random_hints=setting.random_hints)
                 while len(talk.reactions) < reactions:
                     await self._session(rooms, persona, talk)
+            if self._instructions:
+                self.obeys = self._measure_obedience(rooms)
         return talk
+
+    def _measure_obedience(self, rooms: Rooms) -> float:
+        """Return the share of replies that are of the opposite style, where a hint in the prompt asks for it."""
+        other = OPPOSITE[self._taste]
+        replies = rooms.hinted_replies(self.points[-1].version, self._questions, INSTRUCTIONS[other][0])
+        return sum(has_style(other, reply) for reply in replies) / len(replies)
 
     def next_reply(self, talk: ConversationLog) -> bool | None:
         """Whether the reply to the first words that gave a lesson satisfied; None without any, or if not meant."""
@@ -227,8 +252,9 @@ def _later_tastes(taste: Taste, given: argparse.Namespace) -> list[Taste | None]
 def run_all(wanted: Sequence[Setting], given: argparse.Namespace, console: Console) -> list[Run]:
     """What is not in the file of runs yet is run and put there; the rest is read from it."""
     file = given.out / "runs.jsonl"
-    asked = (given.reactions, given.questions)
-    known = {run.name: run for run in _read_runs(file) if (run.asked, run.questions) == asked}
+    asked = (given.reactions, given.questions, given.instructions)
+    runs = _read_runs(file)
+    known = {run.name: run for run in runs if (run.asked, run.questions, run.obeys is not None) == asked}
     progress = Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
     )
@@ -259,7 +285,14 @@ def merge_runs(folders: Sequence[Path], part: str) -> list[Run]:
 def _in_scratch(setting: Setting, given: argparse.Namespace) -> Run:
     home = (given.out / setting.name).resolve()
     shutil.rmtree(home, ignore_errors=True)
-    run = one(setting, home, reactions=given.reactions, questions=given.questions, command=given.command)
+    run = one(
+        setting,
+        home,
+        reactions=given.reactions,
+        questions=given.questions,
+        instructions=given.instructions,
+        command=given.command,
+    )
     shutil.rmtree(home / "policies", ignore_errors=True)
     return run
 
@@ -285,6 +318,9 @@ def arguments(part: str | None = None) -> argparse.ArgumentParser:
     parser.add_argument("--change", action="store_true", help="each taste changes to each other one half-way")
     parser.add_argument(
         "--random-hints", type=share_argument, default=0.0, help="share of the wishes that are any style's [0]"
+    )
+    parser.add_argument(
+        "--instructions", action="store_true", help="ask for the opposite style in the prompt, after the last reaction"
     )
     parser.add_argument("--batches", nargs="+", type=bounded_int(1), default=list(BATCHES))
     parser.add_argument("--replay", nargs="+", type=on_off, default=[False], help="on, off, or both [off]")

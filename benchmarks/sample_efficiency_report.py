@@ -45,6 +45,7 @@ class Run:
     then: str | None = None  # the taste from reaction `changed` on
     changed: int | None = None
     next_reply: bool | None = None  # whether the reply to the first wish satisfied; None: there was none
+    obeys: float | None = None  # share of the last version's replies that do what the prompt says; None: not measured
     seed: int
     points: tuple[Point, ...]
     reactions: int
@@ -139,6 +140,7 @@ def _row(cell: Cell, runs: Sequence[Run]) -> tuple[object, ...]:
         f"{max(r.fall for r in runs):.3f}",
         f"{statistics.fmean(r.points[0].correct - r.points[-1].correct for r in runs):.3f}",
         _share([r.next_reply for r in runs]),
+        _obeys(runs),
         f"{statistics.fmean(r.points[-1].distinct for r in runs):.0f}",
         _entropy(runs),
         _after_change(runs),
@@ -154,6 +156,12 @@ def _share(values: Sequence[bool | None]) -> str:
 def _lowest(runs: Sequence[Run]) -> str:
     known = [run.lowest for run in runs if run.changed is None and run.lowest is not None]
     return f"{min(known):.2f}" if known else "-"
+
+
+def _obeys(runs: Sequence[Run]) -> str:
+    """Mean, and the lowest of any person."""
+    known = [run.obeys for run in runs if run.obeys is not None]
+    return f"{statistics.fmean(known):.3f} ({min(known):.3f})" if known else "-"
 
 
 def _entropy(runs: Sequence[Run]) -> str:
@@ -188,6 +196,7 @@ def table(runs: Sequence[Run]) -> str:
         "correctness fell at most",
         "on average, at the end",
         "next reply satisfied",
+        "does what the prompt says",
         "distinct replies",
         "entropy",
         f"reactions to {AIM:g} after a change",

@@ -57,7 +57,7 @@ def test_a_lesson_is_practised_and_a_taste_may_change(tmp_path: Path) -> None:
     """The weights alone follow the person after a few reactions, and the next reply does at once."""
     changes: dict[str, Any] = {"batch": 4, "replay": False, "practice": True, "lessons": True, "seed": 1}
     made = setting(**changes, then="long", more={"practice.step_limit": 2, "practice.replies": 4})
-    run = sample_efficiency.one(made, tmp_path, reactions=4, questions=4)
+    run = sample_efficiency.one(made, tmp_path, reactions=4, questions=4, instructions=True)
     assert made.name == "combine-4-practice-lessons-short-long-1-replies=4-step_limit=2"
     assert run.changed is not None
     assert run.changed < run.reactions
@@ -65,6 +65,7 @@ def test_a_lesson_is_practised_and_a_taste_may_change(tmp_path: Path) -> None:
     assert run.points[-1].version > 0
     assert run.points[-1].entropy is not None
     assert run.points[-1].distinct > 0
+    assert run.obeys in (0.5, 0.75, 1.0), "the starter and what is near it do what the prompt says"
 
 
 def run_of(curve: Mapping[int, tuple[float, float]], **changes: Any) -> Run:
@@ -118,6 +119,12 @@ def test_the_table_says_how_it_goes_on_after_a_change_of_taste() -> None:
     assert row.startswith("| combine | 4 | no | yes | no | > 40 (10 to > 40) |")
     assert "| 1 of 2 |" in row
     assert "| > 20 (12 to > 20) |" in row
+
+
+def test_the_table_says_how_far_prompts_are_followed() -> None:
+    runs = [replace(QUICK, obeys=share) for share in (0.9, 1.0, 0.98)]
+    assert "| 0.960 (0.900) |" in sample_efficiency_report.table(runs)
+    assert "does what the prompt says" in sample_efficiency_report.table([QUICK])
 
 
 def page_with(tmp_path: Path, *parts: str) -> Path:
