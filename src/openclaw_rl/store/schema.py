@@ -309,6 +309,14 @@ forgotten_wishes = Table(  # wishes of lessons that a person has forgotten (`sto
     Column("wish", Text, primary_key=True),
 )
 
+lesson_conflicts = Table(  # lessons that a narrower one contradicts (`store/lessons/conflicts.py`)
+    "lesson_conflicts",
+    metadata,
+    Column("lesson", Text, ForeignKey("lessons.id", ondelete="CASCADE"), primary_key=True),
+    Column("other", Text, ForeignKey("lessons.id", ondelete="CASCADE"), primary_key=True),
+)
+Index("lesson_conflicts_other", lesson_conflicts.c.other)
+
 lesson_divergences = Table(
     "lesson_divergences",
     metadata,

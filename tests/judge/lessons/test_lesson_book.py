@@ -53,9 +53,9 @@ def learn(
         update_lessons(conn, given, TOPICS, drafts=drafts, is_ephemeral=not_ephemeral, key=world.store.secret)
 
 
-def in_force(world: World, question: str = "", session: str = "") -> list[str]:
+def in_force(world: World, question: str = "", session: str = "", asked: str = "") -> list[str]:
     """The texts that stand in a prompt of the agent."""
-    context = replace(here(world, question), sessions=(session,) if session else ())
+    context = replace(here(world, question), sessions=(session,) if session else (), asked=asked)
     with world.store.read() as conn:
         return [lesson.text for lesson in lessons.lessons_for(conn, context)]
 
@@ -209,9 +209,35 @@ def test_a_word_against_a_pinned_lesson_is_none_for_its_conversation(world: Worl
 def test_no_prompt_has_two_lessons_that_contradict_each_other(world: World) -> None:
     """Of lessons without a topic, only the model knows that they do."""
     french = said_often(world, "Answer in French.")
-    english = LessonDraft(text="Answer in English.", reach=LessonReach.GENERAL, contradicts=(french,))
-    learn(world, "a", english.text, at=20.0, drafts=[english])
+    english = LessonDraft(text="Answer in English.", reach=LessonReach.GENERAL, contradicts=(french, "gone"))
+    for at in (20.0, 30.0):
+        learn(world, "a", english.text, at=at, drafts=[english])
+        assert in_force(world, session="a") == ["Answer in English."]
+        assert in_force(world, session="b") == ["Answer in French."]
+    learn(world, "a", at=40.0)
     assert in_force(world, session="a") == ["Answer in French."]
+
+
+@pytest.mark.parametrize("reach", [LessonReach.SESSION, LessonReach.SUBJECT])
+def test_a_narrower_wish_takes_the_place_of_what_it_contradicts(world: World, reach: LessonReach) -> None:
+    french = said_often(world, "Answer in French.")
+    converse(world, "a", "later")
+    draft = LessonDraft(text="Answer in English.", reach=reach, subject="code", contradicts=(french,))
+    learn(world, "a", draft.text, at=20.0, drafts=[draft])
+    place = {"session": "a"} if reach is LessonReach.SESSION else {"asked": "Write some code."}
+    assert in_force(world, **place) == ["Answer in English."]
+    assert in_force(world, session="b") == ["Answer in French."]
+    with world.store.write() as conn:
+        lessons.set_pinned(conn, french, True)
+    assert in_force(world, **place) == ["Answer in French."]
+    with world.store.write() as conn:
+        lessons.set_pinned(conn, french, False)
+    learn(world, "later", "Answer in French.", at=30.0)
+    expected = ["Answer in French."] if reach is LessonReach.SESSION else ["Answer in English."]
+    assert in_force(world, **place) == expected, "what is said in the conversation again counts there"
+    with world.store.write() as conn:
+        removal.forget(conn, french, at=40.0)
+    assert in_force(world, **place) == ["Answer in English."]
 
 
 def test_the_lesson_of_a_conversation_has_the_text_that_its_wish_was_edited_to(world: World) -> None:

@@ -17,7 +17,7 @@ from tests.judge.world import World
 from openclaw_rl.settings.load import from_flat
 from openclaw_rl.store.lessons import lessons
 from openclaw_rl.store.lessons.lessons import Lesson, LessonState
-from openclaw_rl.store.lessons.scopes import LessonScope
+from openclaw_rl.store.lessons.scopes import LessonScope, PromptContext
 
 GENERAL = {"lesson": "Be brief.", "scope": "general", "same": None, "contradicts": []}
 
@@ -93,6 +93,22 @@ def test_a_fact_is_for_its_question_whatever_the_model_says(world: World) -> Non
 def test_a_wish_that_is_limited(world: World, answer: dict[str, Any], scope: tuple[LessonScope, str]) -> None:
     (found,), _ = learn(world, ["first"], "Be brief.", lambda question: GENERAL | answer)
     assert (found.scope_kind, found.scope_value, found.topic) == (*scope, "length/short")
+
+
+def test_a_wish_for_its_conversation_contradicts_one_for_all_prompts(world: World) -> None:
+    """Neither has a topic: that they contradict each other is known from the model alone."""
+
+    def lesson(question: str) -> dict[str, Any]:
+        if "second" in question:
+            return GENERAL | {"lesson": "Answer in verse.", "scope": "conversation", "contradicts": [1]}
+        return GENERAL | {"lesson": "Answer in prose."}
+
+    found, _ = learn(world, ["first", "second"], "Be brief.", lesson)
+    assert [(one.text, one.scope_value) for one in found] == [("Answer in prose.", ""), ("Answer in verse.", "t1")]
+    with world.store.read() as conn:
+        (there,) = lessons.lessons_for(conn, PromptContext(key="s", sessions=("t1",)))
+        (elsewhere,) = lessons.lessons_for(conn, PromptContext(key="s", sessions=("t0",)))
+    assert (there.text, elsewhere.text) == ("Answer in verse.", "Answer in prose.")
 
 
 @pytest.mark.parametrize("subject", [None, "", "!!", 3])

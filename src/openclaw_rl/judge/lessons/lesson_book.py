@@ -13,7 +13,7 @@ contradicts it ends it at once: it was said of this very prompt.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sqlalchemy import Connection
 
@@ -21,7 +21,7 @@ from openclaw_rl.common.rules.lesson_topics import HintTopics, normalise_lesson
 from openclaw_rl.common.rules.stated_scope import normalise_subject
 from openclaw_rl.judge.lessons.drafts import LessonDraft, LessonReach, draft_lessons
 from openclaw_rl.store import events, exchanges, turns
-from openclaw_rl.store.lessons import forgotten_wishes, lessons, removal
+from openclaw_rl.store.lessons import conflicts, forgotten_wishes, lessons, removal
 from openclaw_rl.store.lessons.lessons import Lesson, LessonState
 from openclaw_rl.store.lessons.questions import question_hash
 from openclaw_rl.store.lessons.scopes import (
@@ -140,8 +140,8 @@ class _TurnPlace:
 def _add_evidence(conn: Connection, draft: LessonDraft, verdict: Verdict, place: _TurnPlace) -> set[str]:
     """Merge the draft with the lesson that says the same, or store it; return the lesson's id.
 
-    If a heavier lesson for all prompts contradicts it, it becomes one for its conversation as well, if that one has the
-    same subject and is not pinned: else both would stand in the prompt, or only the other one. Return both ids.
+    If a heavier lesson for all prompts contradicts it, it becomes one for its conversation as well, unless that one is
+    pinned, and so stays in the prompt. Return both ids.
     """
     scope = place.scope_of(draft)
     new = Lesson(
@@ -161,6 +161,8 @@ def _add_evidence(conn: Connection, draft: LessonDraft, verdict: Verdict, place:
     if lesson is None:
         lessons.add_lesson(conn, new)
         lesson = new
+    if not lesson.is_practised:
+        conflicts.record_conflicts(conn, lesson.id, draft.contradicts)
     repeats = lessons.count_repeats(conn, lesson.id, verdict.turn)
     share = REPEATED_SHARES[min(repeats, len(REPEATED_SHARES) - 1)]
     if lessons.reinforce(conn, lesson.id, verdict.turn, weight=verdict.weight * share, at=verdict.at):
@@ -170,25 +172,27 @@ def _add_evidence(conn: Connection, draft: LessonDraft, verdict: Verdict, place:
             if not was_in_force:
                 events.append(conn, lessons.MADE_EVENT, lesson.id, {"turn": verdict.turn}, verdict.at)
             _end_narrower(conn, draft, lesson, place, verdict.at)
-        elif place.context.sessions and _would_hold_here(draft, lesson, rivals):
-            here = LessonDraft(text=lesson.text, reach=LessonReach.SESSION, topic=_topic_of(draft, lesson))
+        elif place.context.sessions and _would_hold_here(lesson, rivals):
+            here = replace(_draft_for_session(draft, lesson), contradicts=tuple(one.id for one in rivals))
             return {lesson.id} | _add_evidence(conn, here, verdict, place)
         return {lesson.id}
-    topic = _topic_of(draft, lesson)
+    here = _draft_for_session(draft, lesson)
     of_sessions = (
         one
         for session in place.context.sessions
         for one in lessons.lessons_in_scope(conn, new.policy, new.key, LessonScope.SESSION, session)
     )
-    return {lesson.id} | {one.id for one in of_sessions if topic and one.topic == topic}
+    return {lesson.id} | {one.id for one in of_sessions if _is_same(here, one)}
 
 
-def _would_hold_here(draft: LessonDraft, lesson: Lesson, rivals: Sequence[Lesson]) -> bool:
+def _draft_for_session(draft: LessonDraft, lesson: Lesson) -> LessonDraft:
+    return LessonDraft(text=lesson.text, reach=LessonReach.SESSION, topic=_topic_of(draft, lesson))
+
+
+def _would_hold_here(lesson: Lesson, rivals: Sequence[Lesson]) -> bool:
     """Return whether a lesson for this conversation would take the place of all these in its prompts."""
-    subject = _topic_of(draft, lesson).partition("/")[0]
     in_force = [one for one in rivals if one.state is not LessonState.SUPERSEDED]
-    by_subject = subject != "" and all(one.subject == subject and not one.is_pinned for one in in_force)
-    return lesson.is_practised and by_subject
+    return lesson.is_practised and not any(one.is_pinned for one in in_force)
 
 
 def _topic_of(draft: LessonDraft, lesson: Lesson) -> str:
@@ -197,8 +201,12 @@ def _topic_of(draft: LessonDraft, lesson: Lesson) -> str:
 
 def _end_narrower(conn: Connection, draft: LessonDraft, lesson: Lesson, place: _TurnPlace, at: float) -> None:
     """Supersede what was said of this conversation, or of its subject, and contradicts a newer wish for all prompts."""
-    for other in lessons.lessons_for(conn, place.context) if lesson.is_practised else ():
-        if not other.is_practised and not other.is_pinned and _is_contradicted(draft, lesson, other):
+    if not lesson.is_practised:
+        return
+    narrower = [one for one in lessons.lessons_for(conn, place.context) if not one.is_practised and not one.is_pinned]
+    known = conflicts.conflicts_among(conn, [lesson.id, *(one.id for one in narrower)])
+    for other in narrower:
+        if _is_contradicted(draft, lesson, other) or frozenset((lesson.id, other.id)) in known:
             lessons.supersede(conn, other.id, lesson.id)
             events.append(conn, lessons.SUPERSEDED_EVENT, other.id, {"by": lesson.id}, at)
 

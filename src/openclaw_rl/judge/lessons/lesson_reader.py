@@ -66,14 +66,20 @@ class LessonReader:
         leaks = is_fact or LeakCheck(item, self._is_ephemeral).find_leak(text) is not None
         if leaks or answer["scope"] not in _WIDER_THAN_QUESTION:
             return answer_draft(text)
-        topic = self._topics.topic_of(text)
+        topic, ids = self._topics.topic_of(text), {number: lesson.id for number, lesson in enumerate(known, 1)}
+        contradicted = [ids[number] for number in answer["contradicts"] if number in ids]
         if answer["scope"] == "conversation":
-            return LessonDraft(text=text, reach=LessonReach.SESSION, topic=topic)
+            return LessonDraft(text=text, reach=LessonReach.SESSION, topic=topic, contradicts=tuple(contradicted))
         if answer["scope"] == "subject":
             if not normalise_subject(answer["subject"]):
                 return answer_draft(text)
-            return LessonDraft(text=text, reach=LessonReach.SUBJECT, subject=answer["subject"], topic=topic)
-        ids = {number: lesson.id for number, lesson in enumerate(known, 1)}
+            return LessonDraft(
+                text=text,
+                reach=LessonReach.SUBJECT,
+                subject=answer["subject"],
+                topic=topic,
+                contradicts=tuple(contradicted),
+            )
         same = ids.get(answer["same"])
-        contradicts = tuple(ids[n] for n in answer["contradicts"] if n in ids and ids[n] != same)
+        contradicts = tuple(id_ for id_ in contradicted if id_ != same)
         return LessonDraft(text=text, reach=LessonReach.GENERAL, topic=topic, same_as=same, contradicts=contradicts)

@@ -33,6 +33,7 @@ from sqlalchemy.dialects.sqlite import insert
 
 from openclaw_rl.store import events
 from openclaw_rl.store import schema as t
+from openclaw_rl.store.lessons.conflicts import conflicts_among
 from openclaw_rl.store.lessons.scopes import (
     PRACTISED_SCOPES,
     LessonScope,
@@ -163,26 +164,28 @@ def lessons_for(
 ) -> list[Lesson]:
     """Return the lessons for a prompt in these states, oldest first.
 
-    Of several about the same, the one with the narrower scope counts, unless another one alone is pinned.
+    Of several that contradict each other, or are about the same, the one with the narrower scope counts, unless another
+    one alone is pinned.
     """
     found = _lessons(conn, _select_for_context, context.bound_values())
     found = [lesson for lesson in found if context.is_about(lesson.scope_kind, lesson.scope_value)]
-    overruled = _overruled([lesson for lesson in found if lesson.state is not LessonState.SUPERSEDED])
+    in_force = [lesson for lesson in found if lesson.state is not LessonState.SUPERSEDED]
+    overruled = _overruled(in_force, conflicts_among(conn, [lesson.id for lesson in in_force]))
     return [lesson for lesson in found if lesson.state in states and lesson.id not in overruled]
 
 
-def _overruled(in_force: Sequence[Lesson]) -> set[str]:
-    """Return the ids of those whose subject is decided by a lesson of another scope."""
+def _overruled(in_force: Sequence[Lesson], conflicts: Collection[frozenset[str]]) -> set[str]:
+    """Return the ids of those that a lesson of another scope contradicts, or whose subject it decides."""
 
     def order(lesson: Lesson) -> tuple[bool, int, float]:
         return lesson.is_pinned, scope_rank(lesson.scope_kind), lesson.reinforced_at
 
-    wishes = [lesson for lesson in in_force if lesson.subject and lesson.scope_kind is not LessonScope.QUESTION]
+    wishes = [lesson for lesson in in_force if lesson.scope_kind is not LessonScope.QUESTION]
     return {
         lesson.id
         for lesson in wishes
         for other in wishes
-        if lesson.subject == other.subject
+        if ((lesson.subject and lesson.subject == other.subject) or frozenset((lesson.id, other.id)) in conflicts)
         and (lesson.scope_kind, lesson.scope_value) != (other.scope_kind, other.scope_value)
         and order(lesson) < order(other)
     }
