@@ -52,7 +52,7 @@ PARTS: Mapping[str, Mapping[str, Any]] = {
     "change": {"change": True, "seeds": 1, "reactions": 80},
     "random_hints": {"random_hints": 0.3, "reactions": 60},
     "long": {"lessons": [True], "seeds": 1, "reactions": 300},
-    "instructions": {"instructions": True, "seeds": 2, "reactions": 40},
+    "instructions": {"lessons": [True], "instructions": True, "seeds": 1, "reactions": 40},
 }
 """Parts of the measurement, each with its own defaults of the arguments. Each is a section of the page."""
 _NOT_MEASURED = ("--parts", "--out", "--doc", "--parallel")  # arguments that change no figure
@@ -111,7 +111,7 @@ def one(
 ) -> Run:
     """A fresh system, one person, and what each version was like on questions that were never asked.
 
-    `instructions`: also measure whether the last version does what an instruction in the prompt says.
+    `instructions`: also measure whether the first and the last version do what an instruction in the prompt says.
     """
     began = time.monotonic()
     config = from_flat({"home": str(home)} | setting.settings)
@@ -130,7 +130,7 @@ def one(
         then=setting.then,
         changed=watch.changed,
         next_reply=watch.next_reply(talk),
-        obeys=watch.obeys,
+        obeys=tuple(watch.obeys),
         seed=setting.seed,
         points=tuple(watch.points),
         reactions=len(talk.reactions),
@@ -151,7 +151,7 @@ class _Watch:
     ) -> None:
         self._setting, self._questions, self._store = setting, questions, store
         self._instructions = instructions
-        self.obeys: float | None = None
+        self.obeys: list[float] = []  # of the first version and of the last
         self._taste = setting.taste
         self.points: list[Point] = []
         self.changed: int | None = None  # reactions before the taste changed
@@ -161,6 +161,7 @@ class _Watch:
         setting, talk = self._setting, ConversationLog()
         async with Rooms(config) as rooms:
             self._measure(rooms, 0, talk)
+            self._measure_obedience(rooms)
             persona = Persona(taste=setting.taste, seed=setting.seed, random_hints=setting.random_hints)
             half = reactions // 2 if setting.then is not None else reactions
             while len(talk.reactions) < half:
@@ -171,15 +172,15 @@ class _Watch:
                 persona = Persona(taste=setting.then, seed=setting.seed + 1, random_hints=setting.random_hints)
                 while len(talk.reactions) < reactions:
                     await self._session(rooms, persona, talk)
-            if self._instructions:
-                self.obeys = self._measure_obedience(rooms)
+            self._measure_obedience(rooms)
         return talk
 
-    def _measure_obedience(self, rooms: Rooms) -> float:
-        """Return the share of replies that are of the opposite style, where a hint in the prompt asks for it."""
-        other = OPPOSITE[self._taste]
-        replies = rooms.hinted_replies(self.points[-1].version, self._questions, INSTRUCTIONS[other][0])
-        return sum(has_style(other, reply) for reply in replies) / len(replies)
+    def _measure_obedience(self, rooms: Rooms) -> None:
+        """Measure the share of replies that are of the opposite style, where a hint in the prompt asks for it."""
+        if self._instructions:
+            other = OPPOSITE[self._taste]
+            replies = rooms.hinted_replies(self.points[-1].version, self._questions, INSTRUCTIONS[other][0])
+            self.obeys.append(sum(has_style(other, reply) for reply in replies) / len(replies))
 
     def next_reply(self, talk: ConversationLog) -> bool | None:
         """Whether the reply to the first words that gave a lesson satisfied; None without any, or if not meant."""
@@ -254,7 +255,7 @@ def run_all(wanted: Sequence[Setting], given: argparse.Namespace, console: Conso
     file = given.out / "runs.jsonl"
     asked = (given.reactions, given.questions, given.instructions)
     runs = _read_runs(file)
-    known = {run.name: run for run in runs if (run.asked, run.questions, run.obeys is not None) == asked}
+    known = {run.name: run for run in runs if (run.asked, run.questions, bool(run.obeys)) == asked}
     progress = Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
     )

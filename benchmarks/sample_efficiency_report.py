@@ -45,7 +45,7 @@ class Run:
     then: str | None = None  # the taste from reaction `changed` on
     changed: int | None = None
     next_reply: bool | None = None  # whether the reply to the first wish satisfied; None: there was none
-    obeys: float | None = None  # share of the last version's replies that do what the prompt says; None: not measured
+    obeys: tuple[float, ...] = ()  # share of replies that do what the prompt says: of the first version and of the last
     seed: int
     points: tuple[Point, ...]
     reactions: int
@@ -60,7 +60,8 @@ class Run:
     def read(line: str) -> Run:
         """From a line of JSON."""
         values: dict[str, Any] = json.loads(line)
-        return Run(**values | {"points": tuple(Point(**p) for p in values["points"])})
+        points, obeys = tuple(Point(**p) for p in values["points"]), tuple(values.get("obeys") or ())
+        return Run(**values | {"points": points, "obeys": obeys})
 
     def after(self, reactions: int) -> Point:
         """The version in use after so many reactions."""
@@ -159,9 +160,12 @@ def _lowest(runs: Sequence[Run]) -> str:
 
 
 def _obeys(runs: Sequence[Run]) -> str:
-    """Mean, and the lowest of any person."""
-    known = [run.obeys for run in runs if run.obeys is not None]
-    return f"{statistics.fmean(known):.3f} ({min(known):.3f})" if known else "-"
+    """The mean before and at the end, and the lowest at the end."""
+    known = [run.obeys for run in runs if run.obeys]
+    if not known:
+        return "-"
+    before, after = (statistics.fmean(shares) for shares in zip(*known, strict=True))
+    return f"{before:.3f} to {after:.3f} ({min(last for _, last in known):.3f})"
 
 
 def _entropy(runs: Sequence[Run]) -> str:
