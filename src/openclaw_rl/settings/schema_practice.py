@@ -25,7 +25,7 @@ class PracticeConfig(Section):
         "that is sure of itself cannot follow a change of taste",
     )
     contrast_share: float = Field(
-        0.125,
+        0.25,
         ge=0,
         le=1,
         description="share of all replies, among those of the frozen base, whose prompt has a wish that contradicts "
