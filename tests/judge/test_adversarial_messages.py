@@ -16,10 +16,9 @@ from openclaw_rl.judge.vote_parser import parse_hint, parse_vote
 ROOT = Path(__file__).parents[2]
 
 
-def test_no_pattern_of_rules_side_traffic_and_linking_backtracks_on_an_adversarial_message() -> None:
-    """In another process, because a pattern that backtracks cannot be interrupted. At this size it takes many seconds;
-    the tenth of a second that the benchmark allows depends on the machine and its other work."""
-    command = [sys.executable, "-m", "benchmarks.adversarial_messages", "--messages", "30", "--limit-ms", "1000"]
+def test_rules_side_patterns_and_linking_read_an_adversarial_message_within_a_tenth_of_a_second() -> None:
+    """In another process, because a pattern that backtracks cannot be interrupted."""
+    command = [sys.executable, "-m", "benchmarks.adversarial_messages", "--messages", "30"]
     done = subprocess.run(command, cwd=ROOT, timeout=120, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
