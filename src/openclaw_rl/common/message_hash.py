@@ -121,9 +121,17 @@ def _compose_piece(text: str) -> str:
 
 def _sort_marks(run: re.Match[str]) -> str:
     """Return the marks in canonical order: those of one combining class stay in the order in which they came."""
-    parts = {character: unicodedata.normalize("NFD", character) for character in set(run[0])}
-    marks = "".join(map(parts.__getitem__, run[0]))
-    return "".join(sorted(marks, key={mark: unicodedata.combining(mark) for mark in set(marks)}.__getitem__))
+    marks, by_class = run[0], dict[int, list[str]]()
+    parts = {character: unicodedata.normalize("NFD", character) for character in set(marks)}
+    if any(character != part for character, part in parts.items()):
+        marks = "".join(map(parts.__getitem__, marks))
+    for mark in set(marks):
+        by_class.setdefault(unicodedata.combining(mark), []).append(mark)
+    return "".join(_keep_characters(marks, own) for _, own in sorted(by_class.items()))
+
+
+def _keep_characters(text: str, kept: Sequence[str]) -> str:
+    return kept[0] * text.count(kept[0]) if len(kept) == 1 else "".join(re.findall(f"[{''.join(kept)}]+", text))
 
 
 @cache

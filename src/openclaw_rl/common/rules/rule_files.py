@@ -126,7 +126,7 @@ class RuleFile:
 
     def _scopes_by_sentence(self, text: str) -> Iterator[tuple[str, str, StatedScope]]:
         if self.scopes.is_found_in(text) and _is_found(self.when, self.unless, text):
-            for sentence in _SENTENCE_ENDS.split(text):
+            for sentence in dict.fromkeys(_SENTENCE_ENDS.split(text)):  # one that is repeated says nothing more
                 for rest, scope in self.scopes.scopes_in(sentence):
                     yield sentence, rest, scope
 
