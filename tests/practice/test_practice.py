@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from sqlalchemy import select
+from sqlalchemy import select, update
 from tests.practice.conftest import LONG, SHORT, DivergingTrainer, MakeLoop, ScriptedReplies, add_lesson, settle
 from tests.train.conftest import put
 
@@ -438,6 +439,33 @@ def test_a_learned_lesson_is_measured_again_in_equal_steps(
     later = measured[measured.index(learned) :]
     assert len(later) >= 4
     assert set(np.diff(later).tolist()) == {2}
+
+
+def test_a_learned_lesson_is_measured_again_when_it_is_said_again(
+    store: Store, make_loop: MakeLoop, fill: Fill
+) -> None:
+    """Only words about replies since it was learned count, and each asks for one step."""
+    old, first, second = fill(store, 3)
+    add_lesson(store, SHORT, [old])
+    trainer = DivergingTrainer()
+    loop = make_loop(trainer, max_divergence=0.35)
+    settle(loop)
+    assert state_of(store, "aa") is LessonState.LEARNED
+    with store.write() as conn:
+        version = lessons.get(conn, "aa").learned_version  # type: ignore[union-attr]
+        conn.execute(update(schema.exchanges).where(schema.exchanges.c.id == second).values(version=version))
+
+    def say(turn: str) -> int:
+        """Return how many steps the word leads to."""
+        before = len(trainer.batches)
+        with store.write() as conn:
+            lessons.reinforce(conn, "aa", turn, at=time.time())
+        loop._next_check = 0.0
+        settle(loop)
+        return len(trainer.batches) - before
+
+    assert (say(first), say(second)) == (0, 1)
+    assert state_of(store, "aa") is LessonState.LEARNED
 
 
 def test_measurements_of_several_users_do_not_ask_for_one_another(

@@ -8,14 +8,13 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import Connection, update
 from tests.judge.world import World
-from tests.store.world import policy
 
 from openclaw_rl.common.rules.lesson_topics import HintTopics
 from openclaw_rl.judge.lessons.drafts import LessonDraft, LessonReach
 from openclaw_rl.judge.lessons.lesson_book import update_lessons
 from openclaw_rl.judge.rules import RulesJudge
 from openclaw_rl.practice.plan import plan_practice
-from openclaw_rl.store import leases, schema, turns
+from openclaw_rl.store import schema, turns
 from openclaw_rl.store.lessons import forgotten_wishes, lessons, removal
 from openclaw_rl.store.lessons.lessons import HALF_LIFE_SECONDS, Lesson, LessonState
 from openclaw_rl.store.lessons.questions import question_hash
@@ -338,36 +337,13 @@ def test_a_fact_that_was_kept_out_of_the_hints_is_a_lesson_for_its_question(worl
     assert in_force(world, "ask b") == []
 
 
-def learn_by_heart(world: World, lesson: Lesson, *, said_of: Sequence[str] = ()) -> None:
-    """Let the weights follow a lesson since version 1, and let these turns be replies of that version."""
+def test_a_lesson_in_the_weights_is_in_force_again_only_after_a_contradiction_is_undone(world: World) -> None:
+    learn(world, "a", SHORT)
     with world.store.write() as conn:
         policies.ensure_root(conn, base="base", identity="i", at=1.0)
-        lease = leases.acquire(conn, "trainer", holder="t", now=1.0, ttl=60.0)
-        assert lease is not None
-        policies.publish(conn, lease, policy(1, 0), [], 2.0)
-        lessons.mark_learned(conn, lesson.id, 1)
-        conn.execute(update(schema.exchanges).where(schema.exchanges.c.id.in_(list(said_of))).values(version=1))
-
-
-def test_a_complaint_about_a_learned_lesson_puts_it_into_prompts_and_practice_again(world: World) -> None:
-    learn(world, "a", SHORT)
-    for id_ in "bcd":
-        world.close(id_, "hm")
-    learn_by_heart(world, everything(world)[0], said_of="cd")
+        lessons.mark_learned(conn, everything(world)[0].id, 0)
     learn(world, "b", SHORT, at=20.0)
-    assert (in_force(world), everything(world)[0].state) == ([], LessonState.LEARNED), "the reply was older"
-    learn(world, "c", FORMAL, at=20.0)
-    assert in_force(world) == [FORMAL], "another wish"
-    learn(world, "d", SHORT, at=20.0)
-    assert (in_force(world), practised(world)) == ([SHORT, FORMAL], [SHORT, FORMAL])
-    with world.store.read() as conn:
-        assert events_of(conn) == ["lesson.made", "lesson.learned", "lesson.made", "lesson.made"]
-
-
-def test_a_lesson_in_the_weights_is_in_force_again_after_a_contradiction_is_undone(world: World) -> None:
-    learn(world, "a", SHORT)
-    learn(world, "b", SHORT, at=20.0)
-    learn_by_heart(world, everything(world)[0])
+    assert everything(world)[0].state is LessonState.LEARNED, "more of the same changes nothing"
     learn(world, "c", LONG, at=20.0 + HALF_LIFE_SECONDS)
     assert in_force(world) == [LONG]
     with world.store.write() as conn:

@@ -6,9 +6,6 @@ enough to replace what was said once or twice, and two words replace what was sa
 few turns of a conversation counts half, and from the third time on a quarter: it may be meant for this conversation.
 A word that does not replace what was said often is a lesson for its own conversation meanwhile.
 
-A learned lesson that is said again of a reply since it was learned is in prompts again, and practised: the weights did
-not follow it there.
-
 A lesson for this conversation, or about a subject, competes in its own scope. A newer wish for all prompts that
 contradicts it ends it at once: it was said of this very prompt.
 """
@@ -170,9 +167,9 @@ def _add_evidence(conn: Connection, draft: LessonDraft, verdict: Verdict, place:
     share = REPEATED_SHARES[min(repeats, len(REPEATED_SHARES) - 1)]
     if lessons.reinforce(conn, lesson.id, verdict.turn, weight=verdict.weight * share, at=verdict.at):
         rivals = [one for one in others if one.id != lesson.id and _is_contradicted(draft, lesson, one)]
-        is_in_weights = _is_in_weights(lesson, place.request.version)
-        if _settle(conn, lesson.id, rivals, share, verdict.at, is_in_weights=is_in_weights):
-            if lesson is new or not (is_in_weights or lesson.state is LessonState.ACTIVE):
+        was_in_force = lesson is not new and lesson.state is not LessonState.SUPERSEDED
+        if _settle(conn, lesson.id, rivals, share, verdict.at):
+            if not was_in_force:
                 events.append(conn, lessons.MADE_EVENT, lesson.id, {"turn": verdict.turn}, verdict.at)
             _end_narrower(conn, draft, lesson, place, verdict.at)
         elif place.context.sessions and _would_hold_here(lesson, rivals):
@@ -196,14 +193,6 @@ def _would_hold_here(lesson: Lesson, rivals: Sequence[Lesson]) -> bool:
     """Return whether a lesson for this conversation would take the place of all these in its prompts."""
     in_force = [one for one in rivals if one.state is not LessonState.SUPERSEDED]
     return lesson.is_practised and not any(one.is_pinned for one in in_force)
-
-
-def _is_in_weights(lesson: Lesson, version: int) -> bool:
-    """Return whether the weights follow a lesson, although it was said of a reply of this version.
-
-    A complaint about a version since which they are said to follow it shows that they do not, on this question.
-    """
-    return lesson.learned_version is not None and version < lesson.learned_version
 
 
 def _topic_of(draft: LessonDraft, lesson: Lesson) -> str:
@@ -236,12 +225,10 @@ def _is_contradicted(draft: LessonDraft, lesson: Lesson, other: Lesson) -> bool:
     return by_topic or other.id in draft.contradicts
 
 
-def _settle(
-    conn: Connection, id: str, rivals: Sequence[Lesson], share: float, at: float, *, is_in_weights: bool
-) -> bool:
+def _settle(conn: Connection, id: str, rivals: Sequence[Lesson], share: float, at: float) -> bool:
     """Weaken the rivals of a lesson, and decide which side is in force. Returns whether the lesson is.
 
-    `share`: how much the turn counts. `is_in_weights`: whether a lesson in force stays out of prompts.
+    `share`: how much the turn counts.
     """
     remaining = CONTRADICTION_FACTOR**share
     lesson = lessons.get(conn, id)
@@ -259,6 +246,6 @@ def _settle(
         if not rival.is_pinned:
             lessons.supersede(conn, rival.id, lesson.id)
             events.append(conn, lessons.SUPERSEDED_EVENT, rival.id, {"by": lesson.id}, at)
-    if not is_in_weights:
+    if lesson.state is LessonState.SUPERSEDED:
         lessons.mark_active(conn, lesson.id)
     return True

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, Connection, and_, func, insert, select
+from sqlalchemy import ColumnElement, Connection, and_, exists, func, insert, select
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from openclaw_rl.store import exchanges, turn_states, turns
@@ -247,6 +247,22 @@ def newest_prompts(
 def measured_versions(conn: Connection, lesson: str, line: Collection[int]) -> list[int]:
     """Return the versions of a lineage with which the divergence of a lesson was measured, oldest first."""
     return [version for version, _ in lessons.divergences_of(conn, lesson) if version in line]
+
+
+def is_said_again(conn: Connection, lesson: Lesson) -> bool:
+    """Return whether a learned lesson was said again since its divergence was measured last.
+
+    Only words about replies of versions that are to follow it count.
+    """
+    given, measured = t.lesson_turns.c, t.lesson_divergences.c
+    last = select(func.max(measured.at)).where(measured.lesson == lesson.id).scalar_subquery()
+    said = exists().where(
+        given.lesson == lesson.id,
+        given.at > last,
+        t.exchanges.c.id == given.turn,
+        t.exchanges.c.version >= lesson.learned_version,
+    )
+    return bool(conn.execute(select(said)).scalar_one())
 
 
 def newest_divergences(
