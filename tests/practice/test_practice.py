@@ -441,10 +441,10 @@ def test_a_learned_lesson_is_measured_again_in_equal_steps(
     assert set(np.diff(later).tolist()) == {2}
 
 
-def test_a_learned_lesson_is_measured_again_when_it_is_said_again(
+def test_a_learned_lesson_is_measured_again_after_it_is_said_again(
     store: Store, make_loop: MakeLoop, fill: Fill
 ) -> None:
-    """Only words about replies since it was learned count, and each asks for one step."""
+    """Only words about replies since it was learned count, and only after a step on people's turns."""
     old, first, second = fill(store, 3)
     add_lesson(store, SHORT, [old])
     trainer = DivergingTrainer()
@@ -455,17 +455,20 @@ def test_a_learned_lesson_is_measured_again_when_it_is_said_again(
         version = lessons.get(conn, "aa").learned_version  # type: ignore[union-attr]
         conn.execute(update(schema.exchanges).where(schema.exchanges.c.id == second).values(version=version))
 
-    def say(turn: str) -> int:
-        """Return how many steps the word leads to."""
+    def steps_of_practice(*, word: str = "", new_turns: int = 0) -> int:
         before = len(trainer.batches)
         with store.write() as conn:
-            lessons.reinforce(conn, "aa", turn, at=time.time())
+            for turn in filter(None, [word]):
+                lessons.reinforce(conn, "aa", turn, at=time.time())
+        fill(store, new_turns)
         loop._next_check = 0.0
         settle(loop)
-        return len(trainer.batches) - before
+        return sum(batch[0].from_teacher for batch in trainer.batches[before:])
 
-    assert (say(first), say(second)) == (0, 1)
-    assert state_of(store, "aa") is LessonState.LEARNED
+    assert steps_of_practice(new_turns=4) == 0, "nothing was said"
+    assert steps_of_practice(word=first) == 0, "the weights did not yet follow it"
+    assert steps_of_practice(word=second) == 1
+    assert (steps_of_practice(), state_of(store, "aa")) == (0, LessonState.LEARNED)
 
 
 def test_measurements_of_several_users_do_not_ask_for_one_another(

@@ -93,14 +93,15 @@ def _is_outweighed(lesson: Lesson, in_force: Sequence[Lesson], now: float) -> bo
 def _is_due(conn: Connection, lesson: Lesson, line: Sequence[int]) -> bool:
     """Return whether the divergence of a learned lesson is measured again. `line`: newest first.
 
-    It is when the person has said the lesson again since then, of a reply since it was learned, or when it was measured
-    many versions ago. One of these has to be trained on people's turns: measurements make versions, too, and those of
-    many users would ask for one another for good.
+    It is when it was measured many versions ago, or when the person has said the lesson again since then, of a reply
+    since it was learned. One of the versions since has to be trained on people's turns: measurements make versions,
+    too, and those of many users would ask for one another for good.
     """
     measured = practice_turns.measured_versions(conn, lesson.id, line)
-    if measured and practice_turns.is_said_again(conn, lesson):
-        return True
-    if not measured or line.index(measured[-1]) < REMEASURED_VERSIONS:
+    if not measured:
+        return False
+    is_old = line.index(measured[-1]) >= REMEASURED_VERSIONS
+    if not (is_old or practice_turns.is_said_again(conn, lesson)):
         return False
     (last,) = policies.get_many(conn, {measured[-1]})
     return bool(practice_turns.steps_on_people(conn, lesson.policy, since=last.created_at))
