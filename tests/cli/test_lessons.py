@@ -166,6 +166,20 @@ def test_an_edit_changes_what_a_lesson_wants(config: Config) -> None:
     assert found.topic == "length/long", "no rule reads the new text"
 
 
+@pytest.mark.parametrize("pinned", [None, "aa", "cc"])
+def test_an_edit_supersedes_what_contradicts_it(config: Config, pinned: str | None) -> None:
+    """Else a prompt would have both."""
+    with Store.open(config.store_path) as store, store.write() as conn:
+        lessons.add_lesson(conn, replace(SHORT, id="cc", text="Use a formal tone.", topic="tone/formal"))
+        if pinned is not None:
+            lessons.set_pinned(conn, pinned, True)
+    out = run(config, "edit", "cc", "Give long, detailed answers.")
+    found = {id_: stored(config, id_) for id_ in ("aa", "cc")}
+    superseded = [id_ for id_, one in found.items() if one is not None and one.state is LessonState.SUPERSEDED]
+    assert superseded == (["cc"] if pinned == "aa" else ["aa"])
+    assert ("it is in no prompt: aa superseded it" if pinned == "aa" else "aa is superseded: Keep answers") in out
+
+
 def test_an_edit_of_a_superseded_lesson_says_that_it_is_in_no_prompt(config: Config) -> None:
     assert "it is in no prompt: aa superseded it" in run(config, "edit", "bb", "Three sentences.")
 

@@ -48,9 +48,12 @@ def list_lessons(with_superseded: bool, as_json: bool, **options: Any) -> None:
 @click.argument("text")
 @home_options
 def edit_lesson(lesson: str, text: str, **options: Any) -> None:
-    """Replace the text of LESSON. It stands in prompts until the weights follow the new text."""
+    """Replace the text of LESSON. It stands in prompts until the weights follow the new text.
+
+    Lessons that contradict the new text, by the topics of the rules, are superseded.
+    """
     from openclaw_rl.common.rules.lesson_topics import load_topics
-    from openclaw_rl.store.lessons import removal
+    from openclaw_rl.store.lessons import lessons, removal
     from openclaw_rl.store.lessons.lessons import MAX_LESSON_CHARS
     from openclaw_rl.store.lessons.scopes import LessonScope
 
@@ -64,12 +67,13 @@ def edit_lesson(lesson: str, text: str, **options: Any) -> None:
     wish = load_topics(config.judge.wishes_path).topic_of(words)
     with _open_lesson(lesson, config) as (conn, found):
         topic = wish if found.scope_kind is not LessonScope.QUESTION else ""
-        removal.replace_text(conn, found.id, words, topic=topic, at=time.time())
+        rivals = removal.replace_text(conn, found.id, words, topic=topic, at=time.time())
+        edited = lessons.get(conn, found.id)
     echo(f"{lesson}: {words}")
-    if found.superseded_by is not None:
-        echo(
-            f"it is in no prompt: {found.superseded_by} superseded it. To change that: openclaw-rl lessons pin {lesson}"
-        )
+    for rival in rivals:
+        echo(f"{rival.id} is superseded: {rival.text}")
+    if edited is not None and (by := edited.superseded_by) is not None:
+        echo(f"it is in no prompt: {by} superseded it. To change that: openclaw-rl lessons pin {lesson}")
 
 
 @lesson_commands.command("pin")

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from sqlalchemy import update
 from tests.judge.endpoint import Answer, completion, serving
 from tests.judge.test_worker import until, working
 from tests.judge.world import World
 
 from openclaw_rl.settings.load import from_flat
+from openclaw_rl.store import schema
 from openclaw_rl.store.lessons import lessons
 from openclaw_rl.store.lessons.lessons import Lesson, LessonState
 from openclaw_rl.store.lessons.scopes import LessonScope, PromptContext
@@ -109,6 +111,24 @@ def test_a_wish_for_its_conversation_contradicts_one_for_all_prompts(world: Worl
         (there,) = lessons.lessons_for(conn, PromptContext(key="s", sessions=("t1",)))
         (elsewhere,) = lessons.lessons_for(conn, PromptContext(key="s", sessions=("t0",)))
     assert (there.text, elsewhere.text) == ("Answer in verse.", "Answer in prose.")
+
+
+def test_a_wish_for_its_conversation_contradicts_an_earlier_one(world: World) -> None:
+    """The model is asked about those of the conversation, too."""
+
+    def lesson(question: str) -> dict[str, Any]:
+        if "verse" not in question:
+            return GENERAL | {"lesson": "Answer in verse.", "scope": "conversation"}
+        return GENERAL | {"lesson": "Answer in prose.", "scope": "conversation", "contradicts": [1]}
+
+    for n in range(2):
+        world.served(f"t{n}")
+    with world.store.write() as conn:
+        conn.execute(update(schema.turns).values(session="s1"))
+    learn(world, ["first", "second"], "Be brief.", lesson)
+    with world.store.read() as conn:
+        found = lessons.lessons_for(conn, PromptContext(key="s", sessions=("s1",)))
+    assert [one.text for one in found] == ["Answer in prose."]
 
 
 @pytest.mark.parametrize("subject", [None, "", "!!", 3])

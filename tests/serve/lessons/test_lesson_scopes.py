@@ -11,6 +11,7 @@ from tests.serve.conftest import KEY, Site
 
 from openclaw_rl.collect.worker import Collector
 from openclaw_rl.common.rules.lesson_topics import HintTopics
+from openclaw_rl.judge import user_feedback
 from openclaw_rl.judge.lessons.lesson_book import update_lessons
 from openclaw_rl.judge.rules import RulesJudge
 from openclaw_rl.store import turns
@@ -25,22 +26,34 @@ SHORT, LONG = "Keep answers short.", "Give long, detailed answers."
 
 
 class Talk:
-    """One conversation with the real gateway. `session`: its header; "" for a client that sends none."""
+    """One conversation with the real gateway. `session`: its header; "" for a client that sends none, as for `user`."""
 
-    def __init__(self, site: Site, session: str = "") -> None:
+    def __init__(self, site: Site, session: str = "", user: str = "") -> None:
         self._site, self._headers = site, {"X-Session-Id": session} if session else {}
+        self._user = {"user": user} if user else {}
         self._messages: list[dict[str, Any]] = []
 
     def say(self, text: str) -> list[str]:
         """Send a message, and let the worker link and judge what came before. Returns the lessons in the prompt."""
         self._messages.append({"role": "user", "content": text})
-        body = {"model": self._site.config.model.name, "messages": self._messages}
+        body = {"model": self._site.config.model.name, "messages": self._messages, **self._user}
         answer = self._site.http.post("/v1/chat/completions", body, {"Authorization": f"Bearer {KEY}", **self._headers})
         assert answer.status_code == 200, answer.text
         self._messages.append(answer.json()["choices"][0]["message"])
         found = list(self._site.ended(self._site.last().request.id).request.lessons.values())
         judge_all(self._site)
         return found
+
+    def correct(self, text: str) -> None:
+        """Give feedback on the last reply, and let the worker judge it."""
+        body = {"id": self._site.last().request.id, "thumbs": "down", "correction": text}
+        answer = self._site.http.post("/v1/feedback", body, {"Authorization": f"Bearer {KEY}"})
+        assert answer.status_code == 200, answer.text
+        judge_all(self._site)
+
+    def begin_like(self, other: Talk) -> None:
+        """Begin with what the other conversation has so far, as another client that got the same replies."""
+        self._messages = list(other._messages)
 
 
 def judge_all(site: Site) -> None:
@@ -50,7 +63,8 @@ def judge_all(site: Site) -> None:
     with site.store.read() as conn:
         waiting = turns.closed_turns(conn, 100)
     for item in waiting:
-        verdict = replace(asyncio.run(JUDGE.judge(item)), at=next(TIMES))
+        judged = user_feedback.explicit_verdict(item) or asyncio.run(JUDGE.judge(item))
+        verdict = replace(judged, at=next(TIMES))
         with site.store.write() as conn:
             turns.add_verdict(conn, verdict)
             update_lessons(conn, verdict, TOPICS, is_ephemeral=lambda message: False, key=site.store.secret)
@@ -73,6 +87,15 @@ def test_a_conversation_that_begins_with_the_same_words_is_another_one(site: Sit
     assert talk.say("Where is the Louvre?") == [SHORT]
     assert other.say("Could you help me with a few museums?") == []
     assert other.say("Where is the Louvre?") == []
+
+
+def test_a_conversation_of_another_user_that_begins_with_the_same_replies_is_another_one(site: Site) -> None:
+    ann, bob = Talk(site, user="ann"), Talk(site, user="bob")
+    ann.say("Could you help me with a few museums?")
+    bob.begin_like(ann)
+    ann.correct("Shorter in this chat, please.")
+    assert bob.say("Where is the Prado?") == []
+    assert ann.say("Where is the Louvre?") == [SHORT]
 
 
 def test_a_wish_about_a_subject_is_in_the_prompts_that_name_it(site: Site) -> None:

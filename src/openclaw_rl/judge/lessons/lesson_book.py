@@ -22,6 +22,7 @@ from openclaw_rl.common.rules.stated_scope import normalise_subject
 from openclaw_rl.judge.lessons.drafts import LessonDraft, LessonReach, draft_lessons
 from openclaw_rl.store import events, exchanges, turns
 from openclaw_rl.store.lessons import conflicts, forgotten_wishes, lessons, removal
+from openclaw_rl.store.lessons.edited_wishes import earlier_wishes, wish_name
 from openclaw_rl.store.lessons.lessons import Lesson, LessonState
 from openclaw_rl.store.lessons.questions import question_hash
 from openclaw_rl.store.lessons.scopes import (
@@ -39,7 +40,7 @@ CONTRADICTION_FACTOR = 0.5
 REPEATED_SHARES = (1.0, 0.5, 0.25)
 """How much a turn counts whose conversation said the same 0, 1 or more times within the last few turns."""
 MAX_KNOWN_LESSONS = 30
-"""Newest lessons of an agent with which a model compares a new one."""
+"""Newest lessons of a person and a conversation with which a model compares a new one."""
 _WEIGHT_TOLERANCE = 1e-3  # of two weights that count as equal, as lessons age
 
 
@@ -56,7 +57,8 @@ def update_lessons(
     """Make a turn evidence of the lessons of its verdict, and of no other. Idempotent. Raises `DamagedRow`.
 
     `per`: who has a policy of its own, which learns the lesson. `drafts`: as a model read them; None: by the rules.
-    `key`: of the hashes of questions. A redacted turn gives none, and a turn of an episode neither.
+    `key`: of the hashes of questions. A redacted turn gives none, and a turn of an episode or an imported one neither:
+    no prompt has the key of imported turns.
     """
     known = lessons.lessons_of_turns(conn, [verdict.turn])
     if drafts is None and (verdict.hints or any(vote.fact for vote in verdict.votes)):
@@ -65,7 +67,7 @@ def update_lessons(
     kept: set[str] = set()
     if drafts and (exchange := exchanges.get(conn, verdict.turn)) is not None:
         request = exchange.request
-        if request.capture is Capture.FULL and request.episode is None:
+        if request.capture is Capture.FULL and request.episode is None and request.origin is None:
             place = _TurnPlace.of_turn(conn, verdict.turn, request, is_ephemeral, topics, key=key, per=per)
             kept = {id_ for draft in drafts for id_ in _add_evidence(conn, draft, verdict, place)}
     if gone := [lesson.id for lesson in known if lesson.id not in kept]:
@@ -73,13 +75,19 @@ def update_lessons(
 
 
 def known_lessons(conn: Connection, turn: str, per: PolicyOwner = "all") -> list[Lesson]:
-    """Return the newest general lessons in the scope of a turn, in any state. Raises `DamagedRow`."""
-    exchange = exchanges.get(conn, turn)
+    """Return the newest lessons that a turn may repeat or contradict, in any state. Raises `DamagedRow`.
+
+    Those are the general ones of its person, and those of its conversation.
+    """
+    exchange, stored = exchanges.get(conn, turn), turns.get(conn, turn)
     if exchange is None:
         return []
     request = exchange.request
-    found = lessons.lessons_in_scope(conn, _policy_of(request, per), request.scope, *_general_scope(request))
-    return found[-MAX_KNOWN_LESSONS:]
+    owner = _policy_of(request, per), request.scope
+    found = lessons.lessons_in_scope(conn, *owner, *_general_scope(request))
+    if stored is not None:
+        found += lessons.lessons_in_scope(conn, *owner, LessonScope.SESSION, stored.session)
+    return sorted(found, key=lambda lesson: lesson.made_at)[-MAX_KNOWN_LESSONS:]
 
 
 def _general_scope(request: Request) -> tuple[LessonScope, str]:
@@ -157,7 +165,7 @@ def _add_evidence(conn: Connection, draft: LessonDraft, verdict: Verdict, place:
         reinforced_at=verdict.at,
     )
     others = lessons.lessons_in_scope(conn, new.policy, new.key, new.scope_kind, new.scope_value)
-    lesson = next((one for one in others if _is_same(draft, one)), None)
+    lesson = _find_edited(conn, draft, verdict.turn, others) or _find_same(draft, others)
     if lesson is None:
         lessons.add_lesson(conn, new)
         lesson = new
@@ -177,12 +185,14 @@ def _add_evidence(conn: Connection, draft: LessonDraft, verdict: Verdict, place:
             return {lesson.id} | _add_evidence(conn, here, verdict, place)
         return {lesson.id}
     here = _draft_for_session(draft, lesson)
-    of_sessions = (
+    of_sessions = [
         one
         for session in place.context.sessions
         for one in lessons.lessons_in_scope(conn, new.policy, new.key, LessonScope.SESSION, session)
-    )
-    return {lesson.id} | {one.id for one in of_sessions if _is_same(here, one)}
+    ]
+    same = (one for one in of_sessions if _is_same(here, one) or _is_same(draft, one))
+    edited = _find_edited(conn, draft, verdict.turn, of_sessions)
+    return {lesson.id} | {one.id for one in same} | ({edited.id} if edited is not None else set())
 
 
 def _draft_for_session(draft: LessonDraft, lesson: Lesson) -> LessonDraft:
@@ -203,17 +213,35 @@ def _end_narrower(conn: Connection, draft: LessonDraft, lesson: Lesson, place: _
     """Supersede what was said of this conversation, or of its subject, and contradicts a newer wish for all prompts."""
     if not lesson.is_practised:
         return
-    narrower = [one for one in lessons.lessons_for(conn, place.context) if not one.is_practised and not one.is_pinned]
-    known = conflicts.conflicts_among(conn, [lesson.id, *(one.id for one in narrower)])
-    for other in narrower:
-        if _is_contradicted(draft, lesson, other) or frozenset((lesson.id, other.id)) in known:
+    while ended := _contradicted_narrower(conn, draft, lesson, place):  # one of them may have overruled the next
+        for other in ended:
             lessons.supersede(conn, other.id, lesson.id)
             events.append(conn, lessons.SUPERSEDED_EVENT, other.id, {"by": lesson.id}, at)
 
 
+def _contradicted_narrower(conn: Connection, draft: LessonDraft, lesson: Lesson, place: _TurnPlace) -> list[Lesson]:
+    narrower = [one for one in lessons.lessons_for(conn, place.context) if not one.is_practised and not one.is_pinned]
+    known = conflicts.conflicts_among(conn, [lesson.id, *(one.id for one in narrower)])
+    return [
+        other
+        for other in narrower
+        if _is_contradicted(draft, lesson, other) or frozenset((lesson.id, other.id)) in known
+    ]
+
+
+def _find_edited(conn: Connection, draft: LessonDraft, turn: str, others: Sequence[Lesson]) -> Lesson | None:
+    """Return the lesson that a turn gave with the words of a draft, and that a person has edited since."""
+    wish, given = wish_name(draft.topic, draft.text), {one.id for one in lessons.lessons_of_turns(conn, [turn])}
+    return next((one for one in others if one.id in given and wish in earlier_wishes(conn, one.id)), None)
+
+
+def _find_same(draft: LessonDraft, others: Sequence[Lesson]) -> Lesson | None:
+    """Return the lesson that says the same as a draft: the one that the model named, if it is still among them."""
+    named = next((one for one in others if one.id == draft.same_as), None)
+    return named or next((one for one in others if _is_same(draft, one)), None)
+
+
 def _is_same(draft: LessonDraft, lesson: Lesson) -> bool:
-    if draft.same_as is not None:
-        return lesson.id == draft.same_as
     same_topic = draft.topic != "" and draft.topic == lesson.topic
     return same_topic or normalise_lesson(draft.text) == normalise_lesson(lesson.text)
 

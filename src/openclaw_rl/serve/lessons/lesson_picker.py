@@ -64,7 +64,7 @@ class LessonPicker:
         )
         states = (LessonState.ACTIVE, LessonState.LEARNED)
         with self._store.read() as conn:
-            known = sessions_of_history(conn, context.policy, context.key, chains)
+            known = sessions_of_history(conn, context, chains)
             found = lessons_for(conn, replace(context, sessions=(*context.sessions, *known)), states=states)
         wanted = [lesson for lesson in found if self._is_wanted(lesson)]
         wishes, said = self._read_wishes(messages), dict[str, str]()

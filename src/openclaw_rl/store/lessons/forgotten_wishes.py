@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from hashlib import blake2b
-
 from sqlalchemy import Connection, select
 from sqlalchemy.dialects.sqlite import insert
 
-from openclaw_rl.common.rules.lesson_topics import normalise_lesson
 from openclaw_rl.store import schema as t
 from openclaw_rl.store.lessons import lessons, removal
+from openclaw_rl.store.lessons.edited_wishes import earlier_wishes, wish_name
 from openclaw_rl.store.lessons.lessons import Lesson
 
 
@@ -17,14 +15,14 @@ def forget_wish(conn: Connection, lesson: Lesson, *, at: float) -> None:
     """Forget a lesson, as `removal.forget` does, and record that its turns give it no more.
 
     They give it to no other scope, either: a word may be a lesson for its conversation, and count toward one for all
-    prompts. Of the text, only a digest is kept.
+    prompts. Nor do they give what the lesson said before it was edited. Of the texts, only digests are kept.
     """
-    wish = _wish_name(lesson.topic, lesson.text)
+    wishes = {wish_name(lesson.topic, lesson.text), *earlier_wishes(conn, lesson.id)}
     turns = [one.turn for one in lessons.turns_of_lesson(conn, lesson.id)]
     if turns:
-        rows = [{"turn": turn, "wish": wish} for turn in turns]
+        rows = [{"turn": turn, "wish": wish} for turn in turns for wish in sorted(wishes)]
         conn.execute(insert(t.forgotten_wishes).on_conflict_do_nothing(), rows)
-    same = [one.id for one in lessons.lessons_of_turns(conn, turns) if _wish_name(one.topic, one.text) == wish]
+    same = [one.id for one in lessons.lessons_of_turns(conn, turns) if wish_name(one.topic, one.text) in wishes]
     removal.remove_evidence(conn, turns, at=at, only=[id_ for id_ in same if id_ != lesson.id], keep_pinned=True)
     removal.forget(conn, lesson.id, at=at)
 
@@ -32,9 +30,5 @@ def forget_wish(conn: Connection, lesson: Lesson, *, at: float) -> None:
 def is_forgotten(conn: Connection, turn: str, topic: str, text: str) -> bool:
     """Return whether the lesson with this topic, or of this text, was forgotten after the turn had given it."""
     c = t.forgotten_wishes.c
-    found = select(c.turn).where(c.turn == turn, c.wish == _wish_name(topic, text))
+    found = select(c.turn).where(c.turn == turn, c.wish == wish_name(topic, text))
     return conn.execute(found).one_or_none() is not None
-
-
-def _wish_name(topic: str, text: str) -> str:
-    return topic or blake2b(normalise_lesson(text).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

@@ -6,10 +6,10 @@ from collections.abc import Collection, Sequence
 
 from sqlalchemy import Connection, delete, exists, select
 
+from openclaw_rl.store import events, turn_states
 from openclaw_rl.store import schema as t
-from openclaw_rl.store import turn_states
-from openclaw_rl.store.lessons import lessons
-from openclaw_rl.store.lessons.lessons import Lesson
+from openclaw_rl.store.lessons import edited_wishes, lessons
+from openclaw_rl.store.lessons.lessons import Lesson, LessonState
 from openclaw_rl.store.turns import PRACTICE_JUDGE, add_verdict, current_verdict
 from openclaw_rl.types import PolicyState, TurnState
 
@@ -36,13 +36,41 @@ def forget(conn: Connection, id: str, *, at: float) -> None:
             lessons.supersede(conn, other.id, by)
 
 
-def replace_text(conn: Connection, id: str, text: str, *, topic: str = "", at: float) -> None:
+def replace_text(conn: Connection, id: str, text: str, *, topic: str = "", at: float) -> list[Lesson]:
     """Replace the text of a lesson, as `lessons.edit_text` does.
 
-    Turns of practice with the earlier text are taken back if no version was published with them.
+    Turns of practice with the earlier text are taken back if no version was published with them. The lessons in force
+    that contradict the new topic are superseded, and returned; if one of them is pinned, the edited lesson is instead,
+    unless it is pinned itself.
     """
+    if (lesson := lessons.get(conn, id)) is None:
+        return []
     turn_states.take_back(conn, _unpublished_practice(conn, id), _EDITED, at=at)
+    edited_wishes.record_edit(conn, lesson, at=at)
     lessons.edit_text(conn, id, text, topic=topic, at=at)
+    return [] if topic in ("", lesson.topic) else _settle_edit(conn, lesson, topic, at=at)
+
+
+def _settle_edit(conn: Connection, lesson: Lesson, topic: str, *, at: float) -> list[Lesson]:
+    """Decide which side is in force after a lesson got another topic. Returns the lessons that it superseded."""
+    same_scope = lessons.lessons_in_scope(conn, lesson.policy, lesson.key, lesson.scope_kind, lesson.scope_value)
+    in_force = [one for one in same_scope if one.state is not LessonState.SUPERSEDED]
+    rivals = [one for one in in_force if one.subject == topic.partition("/")[0] and one.topic != topic]
+    pinned = [one for one in rivals if one.is_pinned]
+    if lesson.state is LessonState.SUPERSEDED:
+        return []
+    if pinned and not lesson.is_pinned:
+        _supersede(conn, lesson.id, pinned[-1].id, at=at)
+        return []
+    superseded = [one for one in rivals if not one.is_pinned]
+    for one in superseded:
+        _supersede(conn, one.id, lesson.id, at=at)
+    return superseded
+
+
+def _supersede(conn: Connection, id: str, by: str, *, at: float) -> None:
+    lessons.supersede(conn, id, by)
+    events.append(conn, lessons.SUPERSEDED_EVENT, id, {"by": by}, at)
 
 
 def remove_evidence(

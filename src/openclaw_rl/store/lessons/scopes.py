@@ -118,6 +118,7 @@ _sessions_of_history = (
     .join(t.exchanges, t.exchanges.c.seq == t.turns.c.seq)
     .where(
         *_of_sessions,
+        t.exchanges.c.user == bindparam("user"),
         t.exchanges.c.reply_chain.in_(bindparam("chains", expanding=True)),
         or_(~_next.exists(), _next.join(_asked_next, _asked_next.c.seq == _child.c.seq).where(_is_in_history).exists()),
     )
@@ -125,16 +126,17 @@ _sessions_of_history = (
 )
 
 
-def sessions_of_history(conn: Connection, policy: str, key: str, chains: Callable[[], Sequence[bytes]]) -> list[str]:
+def sessions_of_history(conn: Connection, context: PromptContext, chains: Callable[[], Sequence[bytes]]) -> list[str]:
     """Return the conversations with lessons of their own whose wishes occur in a history: the reply, and what follows.
 
-    Two conversations may begin with the same words. `chains` returns the chained hashes of the history's messages; it
-    is called only if there are such lessons.
+    Two conversations may begin with the same words, also of two users: only those of the prompt's user are found.
+    `chains` returns the chained hashes of the history's messages; it is called only if there are such lessons.
     """
-    of = {"policy": policy, "key": key}
+    of = {"policy": context.policy, "key": context.key}
     if not conn.execute(_has_session_lessons, of).scalar_one():
         return []
-    return list(conn.execute(_sessions_of_history, {**of, "chains": list(chains())}).scalars())
+    values = {**of, "user": context.user, "chains": list(chains())}
+    return list(conn.execute(_sessions_of_history, values).scalars())
 
 
 def user_scope(agent: str, user: str) -> str:

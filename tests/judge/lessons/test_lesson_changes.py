@@ -1,0 +1,97 @@
+"""Lessons after they were made: narrower ones end, edits stay, and some turns give none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from sqlalchemy import insert, update
+from tests.judge.lessons.test_lesson_book import (
+    FORMAL,
+    LONG,
+    SHORT,
+    converse,
+    everything,
+    in_force,
+    learn,
+    learn_by_heart,
+    said_often,
+)
+from tests.judge.world import World
+from tests.store.world import policy
+
+from openclaw_rl.judge.lessons.drafts import LessonDraft, LessonReach
+from openclaw_rl.store import schema
+from openclaw_rl.store.lessons import forgotten_wishes, removal
+from openclaw_rl.store.lessons.lessons import LessonState
+from openclaw_rl.store.rows import to_json, to_row
+from openclaw_rl.types import Origin, PolicyState
+
+METRIC, PRECISE = "Use metric units.", "Use metric units with two decimals."
+
+
+def test_a_wish_for_all_prompts_ends_each_narrower_one_that_it_contradicts(world: World) -> None:
+    """Also one that another narrower one had overruled until now."""
+    draft = LessonDraft(text=SHORT, topic="length/short", reach=LessonReach.SUBJECT, subject="ask")
+    converse(world, *"abc")
+    learn(world, "a", SHORT, drafts=[draft])
+    learn(world, "b", SHORT, at=20.0, drafts=[replace(draft, reach=LessonReach.SESSION)])
+    learn(world, "c", LONG, at=30.0)
+    assert in_force(world, session="a", asked="ask c") == [LONG]
+
+
+def test_a_lesson_that_was_forgotten_while_the_model_named_it(world: World) -> None:
+    learn(world, "a", SHORT)
+    named = LessonDraft(text="Be brief.", topic="length/short", reach=LessonReach.GENERAL, same_as="gone")
+    learn(world, "b", named.text, drafts=[named])
+    (lesson,) = everything(world)
+    assert (lesson.text, lesson.weight) == (SHORT, pytest.approx(2.0))
+
+
+def test_an_imported_turn_gives_no_lesson(world: World) -> None:
+    """It would be in no prompt: none has the key of imported turns."""
+    world.close("a", "hm")
+    with world.store.write() as conn:
+        conn.execute(update(schema.exchanges).values(origin=Origin.TEXT.value))
+    learn(world, "a", SHORT)
+    assert everything(world) == []
+
+
+def test_a_complaint_about_a_version_of_another_policy_says_nothing_about_the_weights(world: World) -> None:
+    learn(world, "a", SHORT)
+    world.close("b", "hm")
+    learn_by_heart(world, everything(world)[0])
+    with world.store.write() as conn:
+        other = to_row(schema.policies, replace(policy(2, 0), name="user/bob", state=PolicyState.LIVE))
+        conn.execute(insert(schema.policies).values(other | dict.fromkeys(("memory", "metrics", "files"), to_json({}))))
+        conn.execute(update(schema.exchanges).where(schema.exchanges.c.id == "b").values(version=2))
+    learn(world, "b", SHORT, at=20.0)
+    assert everything(world)[0].state is LessonState.LEARNED
+
+
+@pytest.mark.parametrize(("said", "edited", "topic"), [(METRIC, PRECISE, ""), (SHORT, LONG, "length/long")])
+def test_a_turn_that_is_judged_again_gives_the_lesson_as_it_was_edited(
+    world: World, said: str, edited: str, topic: str
+) -> None:
+    learn(world, "a", said)
+    with world.store.write() as conn:
+        removal.replace_text(conn, everything(world)[0].id, edited, topic=topic, at=15.0)
+    learn(world, "a", said, FORMAL, at=20.0, revision=2)
+    assert in_force(world) == [edited, FORMAL]
+    with world.store.write() as conn:
+        forgotten_wishes.forget_wish(conn, everything(world)[0], at=25.0)
+    learn(world, "a", said, FORMAL, at=30.0, revision=3)
+    assert in_force(world) == [FORMAL], "forgotten with what it said before"
+
+
+def test_a_word_for_its_conversation_stays_when_its_wish_was_edited(world: World) -> None:
+    metric = said_often(world, METRIC)
+    yards = LessonDraft(text="Use yards.", reach=LessonReach.GENERAL, contradicts=(metric,))
+    learn(world, "a", yards.text, at=20.0, drafts=[yards])
+    general, here = (one for one in everything(world) if one.text == yards.text)
+    assert (general.is_practised, here.is_practised) == (True, False)
+    for lesson, text in ((here, "Use yards and feet."), (general, "Use miles.")):
+        with world.store.write() as conn:
+            removal.replace_text(conn, lesson.id, text, at=25.0)
+        learn(world, "a", yards.text, at=30.0, revision=2, drafts=[yards])
+        assert in_force(world, session="a") == ["Use yards and feet."]
