@@ -12,6 +12,7 @@ from openclaw_rl.render.hint import lessons_hint, with_hint
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.store import turns
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.lessons import lessons
 from openclaw_rl.store.lessons.lessons import MAX_PROMPT_LESSONS, Lesson
 from openclaw_rl.store.lessons.scopes import LessonScope, subject_scope
 
@@ -69,3 +70,17 @@ def test_the_teachers_prompt_has_as_many_lessons_as_a_persons(
         add_lesson(store, lesson, [turn])
     settle(make_loop(step_limit=1))
     assert told_prompts(replies, renderer, "Where is the Louvre?", *many[-MAX_PROMPT_LESSONS:])
+
+
+def test_a_lesson_is_practised_behind_many_heavier_ones_that_are_learned(
+    store: Store, make_loop: MakeLoop, fill: Fill, replies: ScriptedReplies, renderer: Renderer
+) -> None:
+    (turn,) = fill(store, 1, question="Where is the Louvre?")
+    many = [replace(SHORT, id=f"l{n}", text=f"Rule {n}.", topic="", weight=4.0 - 0.1 * n) for n in range(8)]
+    for lesson in many:
+        add_lesson(store, lesson, [turn])
+        with store.write() as conn:
+            lessons.mark_learned(conn, lesson.id, 0)
+    add_lesson(store, replace(SHORT, weight=1.0), [turn])
+    settle(make_loop(step_limit=1))
+    assert told_prompts(replies, renderer, "Where is the Louvre?", *many[: MAX_PROMPT_LESSONS - 1], SHORT)

@@ -88,7 +88,8 @@ class PromptSelector:
         if has_images(request.messages):  # token ids do not hold them, nor are they stored
             return None
         in_force = lessons.lessons_for(conn, self._context(policy, exchange), states=_IN_FORCE)
-        found = tuple(lessons.fitting_lessons([lesson for lesson in in_force if lesson.id in plan.beside]))
+        beside, targets = [lesson for lesson in in_force if lesson.id in plan.beside], {one.id for one in plan.targets}
+        found = tuple(lessons.fitting_lessons(beside, first=targets))  # not behind heavier ones that are learned
         if not found:
             return None
         hint = lessons_hint(lesson.text for lesson in found)

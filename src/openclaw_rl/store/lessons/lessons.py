@@ -191,12 +191,15 @@ def _overruled(in_force: Sequence[Lesson], conflicts: Collection[frozenset[str]]
     }
 
 
-def fitting_lessons(found: Sequence[Lesson]) -> list[Lesson]:
-    """Return those lessons that fit into one prompt, in the order given. `MAX_PROMPT_LESSONS` says which come first."""
+def fitting_lessons(found: Sequence[Lesson], *, first: Collection[str] = ()) -> list[Lesson]:
+    """Return those lessons that fit into one prompt, in the order given. `MAX_PROMPT_LESSONS` says which come first.
+
+    `first`: ids of lessons that come before all others.
+    """
     newest = max((lesson.reinforced_at for lesson in found), default=0.0)
 
-    def order(lesson: Lesson) -> tuple[bool, bool, float]:
-        return lesson.is_pinned, not lesson.is_practised, lesson.weight_at(newest)
+    def order(lesson: Lesson) -> tuple[bool, bool, bool, float]:
+        return lesson.id in first, lesson.is_pinned, not lesson.is_practised, lesson.weight_at(newest)
 
     space, chosen = MAX_PROMPT_CHARS, set[str]()
     for lesson in sorted(found, key=order, reverse=True)[:MAX_PROMPT_LESSONS]:
