@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from tests.practice.conftest import SHORT, MakeLoop, ScriptedReplies, add_lesson, settle
+from tests.practice.test_practice import uses_of
 
 from openclaw_rl.render.hint import lessons_hint, with_hint
 from openclaw_rl.render.renderer import Renderer
@@ -14,7 +15,7 @@ from openclaw_rl.store import turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lessons import lessons
 from openclaw_rl.store.lessons.lessons import MAX_PROMPT_LESSONS, Lesson
-from openclaw_rl.store.lessons.scopes import LessonScope, subject_scope
+from openclaw_rl.store.lessons.scopes import LessonScope, subject_scope, user_scope
 
 Fill = Callable[..., list[str]]
 FORMAL = replace(SHORT, id="formal", text="Be formal.", topic="tone/formal")
@@ -84,3 +85,21 @@ def test_a_lesson_is_practised_behind_many_heavier_ones_that_are_learned(
     add_lesson(store, replace(SHORT, weight=1.0), [turn])
     settle(make_loop(step_limit=1))
     assert told_prompts(replies, renderer, "Where is the Louvre?", *many[: MAX_PROMPT_LESSONS - 1], SHORT)
+
+
+def test_a_word_that_concerns_no_prompt_of_the_round_does_not_end_it(
+    store: Store, make_loop: MakeLoop, fill: Fill, replies: ScriptedReplies
+) -> None:
+    """In a home of many people, somebody says something in each round."""
+    (turn,) = fill(store, 1, question="Where is the Louvre?")
+    add_lesson(store, SHORT, [turn])
+    loop = make_loop(step_limit=1)
+    assert loop.run_once()
+    of_bob = replace(FORMAL, id="bob", scope_kind=LessonScope.USER, scope_value=user_scope("", "bob"))
+    here = replace(FORMAL, id="here", scope_kind=LessonScope.SESSION, scope_value="s1")
+    fact = replace(FORMAL, id="fact", text="It is Canberra.", scope_kind=LessonScope.QUESTION, scope_value="other")
+    for lesson in (of_bob, here, fact):
+        add_lesson(store, lesson, [turn])
+    assert loop.run_once()
+    assert len(replies.orders) == 4
+    assert len(uses_of(store, 1)) == 4

@@ -34,7 +34,6 @@ class PracticePlan:
     waiting: Sequence[Lesson]
     targets: Sequence[Lesson]
     beside: frozenset[str]
-    texts: frozenset[tuple[str, str]]  # (id, text) of all that the teacher follows
 
 
 def quote_lessons(found: Sequence[Lesson]) -> str:
@@ -56,13 +55,8 @@ def plan_practice(conn: Connection, head: Policy, now: float) -> PracticePlan:
     waiting, targets = ([lesson for lesson in found if lesson.is_practised] for found in (active, settled))
     line = policies.lineage(conn, head.version)
     due = [] if targets else [lesson for lesson in learned if _is_due(conn, lesson, line)]
-    followed = [*settled, *learned]
-    return PracticePlan(
-        waiting=waiting or due,
-        targets=targets or due,
-        beside=frozenset(lesson.id for lesson in followed),
-        texts=frozenset((lesson.id, lesson.text) for lesson in followed),
-    )
+    beside = frozenset(lesson.id for lesson in (*settled, *learned))
+    return PracticePlan(waiting=waiting or due, targets=targets or due, beside=beside)
 
 
 def _is_contested(conn: Connection, lesson: Lesson, now: float) -> bool:

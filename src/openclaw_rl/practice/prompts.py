@@ -80,6 +80,22 @@ class PromptSelector:
         decks = [_shuffled(prompts, count, rng) for prompts in by_lesson.values() if prompts]
         return [decks[i % len(decks)][i // len(decks)] for i in range(count)] if decks else []
 
+    def has_current_lessons(
+        self, conn: Connection, plan: PracticePlan, policy: str, prompts: Sequence[PracticePrompt]
+    ) -> bool:
+        """Return whether the lessons of all these prompts, and their texts, are still those of the plan."""
+        for prompt in {prompt.exchange.request.id: prompt for prompt in prompts}.values():
+            now = self._lessons_of(conn, plan, policy, prompt.exchange)
+            if [(one.id, one.text) for one in now] != [(one.id, one.text) for one in prompt.lessons]:
+                return False
+        return True
+
+    def _lessons_of(self, conn: Connection, plan: PracticePlan, policy: str, exchange: Exchange) -> tuple[Lesson, ...]:
+        """Return the lessons of the teacher's prompt, oldest first."""
+        in_force = lessons.lessons_for(conn, self._context(policy, exchange), states=_IN_FORCE)
+        beside, targets = [lesson for lesson in in_force if lesson.id in plan.beside], {one.id for one in plan.targets}
+        return tuple(lessons.fitting_lessons(beside, first=targets))  # not behind heavier ones that are learned
+
     def _make_prompt(
         self, conn: Connection, plan: PracticePlan, policy: str, exchange: Exchange
     ) -> PracticePrompt | None:
@@ -87,10 +103,7 @@ class PromptSelector:
         request = exchange.request
         if has_images(request.messages):  # token ids do not hold them, nor are they stored
             return None
-        in_force = lessons.lessons_for(conn, self._context(policy, exchange), states=_IN_FORCE)
-        beside, targets = [lesson for lesson in in_force if lesson.id in plan.beside], {one.id for one in plan.targets}
-        found = tuple(lessons.fitting_lessons(beside, first=targets))  # not behind heavier ones that are learned
-        if not found:
+        if not (found := self._lessons_of(conn, plan, policy, exchange)):
             return None
         hint = lessons_hint(lesson.text for lesson in found)
         opposed = self._opposed_wish(found)

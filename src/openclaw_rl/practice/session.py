@@ -186,9 +186,14 @@ class PracticeSession:
                 practice_turns.add_dropped_seconds(conn, found.seconds, at=self._clock())
 
     def _is_current(self, conn: Connection, found: _Round, head: Policy) -> bool:
-        """Return whether the head and the lessons are those for which the round began."""
+        """Return whether the head and the lessons of the prompts are those for which the round began.
+
+        A word that concerns none of them, such as a fact or the wish of another user, does not end the round.
+        """
+        if found.head.version != head.version:
+            return False
         plan = plan_practice(conn, head, self._clock())
-        return found.head.version == head.version and found.plan.texts == plan.texts
+        return self._selector.has_current_lessons(conn, plan, head.name, found.prompts)
 
     @property
     def has_work(self) -> bool:
