@@ -7,12 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from sqlalchemy import select
 from tests.practice.conftest import SHORT, DivergingTrainer, MakeLoop, ScriptedReplies, add_lesson, settle
 
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.gates.reply_source import GateReply, ReplyOrder
 from openclaw_rl.methods.types import Sample, StepResult
-from openclaw_rl.store import events, turns
+from openclaw_rl.store import events, schema, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lessons import lessons, practice_turns, removal
 from openclaw_rl.store.lineage import policies
@@ -258,3 +259,19 @@ def _is_edited(store: Store) -> bool:
     with store.read() as conn:
         found = lessons.get(conn, "aa")
     return found is not None and found.text == "One word."
+
+
+def test_a_prompt_whose_turn_is_undone_during_the_round_is_not_practised(
+    store: Store, make_loop: MakeLoop, fill: Fill
+) -> None:
+    """The lesson has other evidence. No version used the turn, so that the head stays."""
+    given, gone = fill(store, 2)
+    add_lesson(store, SHORT, [given])
+    loop = make_loop(step_limit=1)
+    assert loop.run_once()
+    with store.write() as conn:
+        apply_undo(conn, [plan_undo(conn, [gone])], reason="private")
+    settle(loop)
+    with store.read() as conn:
+        sources = set(conn.execute(select(schema.practice_turns.c.source)).scalars())
+    assert sources == {given}

@@ -186,11 +186,12 @@ class PracticeSession:
                 practice_turns.add_dropped_seconds(conn, found.seconds, at=self._clock())
 
     def _is_current(self, conn: Connection, found: _Round, head: Policy) -> bool:
-        """Return whether the head and the lessons of the prompts are those for which the round began.
+        """Return whether the head, the prompts and their lessons are those for which the round began.
 
         A word that concerns none of them, such as a fact or the wish of another user, does not end the round.
         """
-        if found.head.version != head.version:
+        asked = {prompt.exchange.request.id for prompt in found.prompts}
+        if found.head.version != head.version or not practice_turns.can_be_asked(conn, asked):
             return False
         plan = plan_practice(conn, head, self._clock())
         return self._selector.has_current_lessons(conn, plan, head.name, found.prompts)

@@ -40,6 +40,7 @@ HOUR_SECONDS = 3600.0
 _DROPPED_KEY = "practice_dropped"
 """Row of `meta` with the rounds of the last hour whose replies were left out: when, and how many seconds they took."""
 _IS_PRACTICE = t.equals_literal(t.turns.c.kind, Kind.PRACTICE)
+_HAS_REACTION = t.turns.c.state.in_([TurnState.CLOSED.value, TurnState.JUDGED.value])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,6 +230,7 @@ def newest_prompts(
     x, c, (agent, user) = t.exchanges.c, t.turns.c, of.owner
     query = select(c.id).join(t.exchanges, x.seq == c.seq)
     query = query.where(
+        _HAS_REACTION,
         t.equals_literal(c.kind, Kind.MAIN),
         x.identity == identity,
         x.scope == of.key,
@@ -238,10 +240,15 @@ def newest_prompts(
         x.episode.is_(None),
         x.capture == Capture.FULL.value,
         x.status == ExchangeStatus.DONE.value,
-        c.state.in_([TurnState.CLOSED.value, TurnState.JUDGED.value]),
         *(() if owner is None else (owner.condition(),)),
     )
     return list(conn.execute(query.order_by(c.seq.desc()).limit(limit)).scalars())
+
+
+def can_be_asked(conn: Connection, ids: Collection[str]) -> bool:
+    """Return whether none of these turns, whose prompts are asked again, was taken back or erased meanwhile."""
+    found = select(func.count()).where(t.turns.c.id.in_(list(ids)), _HAS_REACTION)
+    return int(conn.execute(found).scalar_one()) == len(set(ids))
 
 
 def measured_versions(conn: Connection, lesson: str, line: Collection[int]) -> list[int]:
