@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from sqlalchemy import insert, update
+from sqlalchemy import update
 from tests.judge.lessons.test_lesson_book import (
     FORMAL,
     LONG,
@@ -14,18 +14,14 @@ from tests.judge.lessons.test_lesson_book import (
     everything,
     in_force,
     learn,
-    learn_by_heart,
     said_often,
 )
 from tests.judge.world import World
-from tests.store.world import policy
 
 from openclaw_rl.judge.lessons.drafts import LessonDraft, LessonReach
 from openclaw_rl.store import schema
 from openclaw_rl.store.lessons import forgotten_wishes, removal
-from openclaw_rl.store.lessons.lessons import LessonState
-from openclaw_rl.store.rows import to_json, to_row
-from openclaw_rl.types import Origin, PolicyState
+from openclaw_rl.types import Origin
 
 METRIC, PRECISE = "Use metric units.", "Use metric units with two decimals."
 
@@ -55,18 +51,6 @@ def test_an_imported_turn_gives_no_lesson(world: World) -> None:
         conn.execute(update(schema.exchanges).values(origin=Origin.TEXT.value))
     learn(world, "a", SHORT)
     assert everything(world) == []
-
-
-def test_a_complaint_about_a_version_of_another_policy_says_nothing_about_the_weights(world: World) -> None:
-    learn(world, "a", SHORT)
-    world.close("b", "hm")
-    learn_by_heart(world, everything(world)[0])
-    with world.store.write() as conn:
-        other = to_row(schema.policies, replace(policy(2, 0), name="user/bob", state=PolicyState.LIVE))
-        conn.execute(insert(schema.policies).values(other | dict.fromkeys(("memory", "metrics", "files"), to_json({}))))
-        conn.execute(update(schema.exchanges).where(schema.exchanges.c.id == "b").values(version=2))
-    learn(world, "b", SHORT, at=20.0)
-    assert everything(world)[0].state is LessonState.LEARNED
 
 
 @pytest.mark.parametrize(("said", "edited", "topic"), [(METRIC, PRECISE, ""), (SHORT, LONG, "length/long")])
