@@ -168,6 +168,14 @@ def test_rewards_are_read_as_harbor_reads_them(tmp_path: Path, name: str, text: 
     assert (outcome.status, outcome.reward) == ("void" if reward is None else "done", reward)
 
 
+def test_a_verifier_that_a_signal_ended_has_decided_nothing(tmp_path: Path) -> None:
+    (tmp_path / "reward.txt").write_text("1")
+    for status in (128 + 9, 128 + 15):
+        outcome = read_rewards(tmp_path, CommandResult(exit_code=status, stdout=b"", stderr=b"Killed"))
+        assert (outcome.status, outcome.reward) == ("done", 0.0)
+        assert outcome.reason == f"the verifier was ended by a signal: exit status {status}: Killed"
+
+
 @pytest.mark.parametrize(
     ("reply", "command"),
     [

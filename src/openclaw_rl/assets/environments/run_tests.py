@@ -6,18 +6,25 @@
 of them pass, else 0. With `overlay`, the files of `suite/` are first put into the repository. Each test is a process of
 its own. It proves that it passed with a word that it read before the repository was imported, so that code that ends
 the process, or prints what a test prints, proves nothing. The standard library comes before the repository on the path.
+The result is written when every process that the tests started is gone, in place of whatever they left in its folder.
 """
 
+import ctypes
 import json
 import os
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 SECONDS = 30
+KILL_SECONDS = 10
 HERE = Path(__file__).parent
+RESULTS = Path("/logs/verifier")
+PR_SET_CHILD_SUBREAPER = 36  # from linux/prctl.h: a process that loses its parent becomes a child of this one
 CHILD = """
 import os, sys, unittest
 
@@ -78,7 +85,45 @@ def put_tests(repository: str) -> None:
             shutil.copyfile(source, target)
 
 
+def end_processes() -> bool:
+    """Kill all that the tests started and left running. Return whether nothing is left."""
+    end = time.monotonic() + KILL_SECONDS
+    while time.monotonic() < end:
+        parents = {}
+        for file in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                parents[int(file.parent.name)] = int(file.read_text().rpartition(")")[2].split()[1])
+            except OSError:  # it has ended
+                continue
+        for pid in parents:
+            above = pid
+            while above in parents and above != os.getpid():
+                above = parents[above]
+            if above == os.getpid() != pid:
+                os.kill(pid, signal.SIGKILL)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return True
+    return False
+
+
+def write_reward(reward: int) -> None:
+    """Write the result, and nothing else that the tests may have put in its place."""
+    if RESULTS.is_symlink() or RESULTS.is_file():
+        RESULTS.unlink()
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    for path in RESULTS.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    (RESULTS / "reward.txt").write_text(f"{reward}\n")
+
+
 def main() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     os.dup2(os.open(os.devnull, os.O_RDWR), 3)  # taken, so that no pipe gets this number
     names = json.loads((HERE / "tests.json").read_text())
     suite, repository = str(HERE / "suite"), sys.argv[1]
@@ -88,9 +133,10 @@ def main() -> None:
     kinds = ("FAIL_TO_PASS", "PASS_TO_PASS")
     outcomes = {kind: [passes(name, suite, repository) for name in names[kind]] for kind in kinds}
     solved = bool(outcomes["FAIL_TO_PASS"]) and all(map(all, outcomes.values()))
-    results = Path("/logs/verifier")
-    results.mkdir(parents=True, exist_ok=True)
-    (results / "reward.txt").write_text(f"{int(solved)}\n")
+    if not end_processes():
+        sys.stderr.write("the tests left processes that cannot be ended\n")
+        solved = False
+    write_reward(int(solved))
 
 
 if __name__ == "__main__":

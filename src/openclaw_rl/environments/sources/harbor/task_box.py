@@ -41,6 +41,7 @@ _OWN_FOLDERS = (_TESTS, _SOLUTION, _LOGS)
 _REWARD_NUMBER, _REWARD_TABLE = "reward.txt", "reward.json"
 LEAST_VERIFIER_SECONDS = 60.0  # after an agent that used up the whole time
 _KEPT_WORDS = 300  # characters of a program's output in a reason
+_SIGNALS = range(129, 193)  # exit statuses by which a shell says that a program was ended by a signal
 
 
 class UnfitTask(Exception):
@@ -200,9 +201,12 @@ class TaskBox:
 def read_rewards(results: Path, result: CommandResult) -> PlayOutcome:
     """Return the outcome that the verifier wrote: `reward.json`, else `reward.txt`.
 
-    Of several numbers in `reward.json`, `reward` counts, else their mean. No number is a failure of the environment.
+    Of several numbers in `reward.json`, `reward` counts, else their mean. No number is a failure of the environment. A
+    verifier that a signal ended has decided nothing: what it ran did that, and may have written the reward, too.
     """
     said = describe_failure(result)
+    if result.exit_code in _SIGNALS:
+        return PlayOutcome(status="done", reward=0.0, reason=f"the verifier was ended by a signal: {said}")
     for name in (_REWARD_TABLE, _REWARD_NUMBER):
         try:
             raw = read_reward_file(results / name).decode("utf-8", "replace")
