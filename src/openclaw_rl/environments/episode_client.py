@@ -16,15 +16,21 @@ from openclaw_rl.errors import OpenClawError
 _TIMEOUT = aiohttp.ClientTimeout(total=60, sock_connect=10)
 _PAUSE = 0.5  # seconds between two attempts
 _BAD_REQUEST, _CONFLICT = 400, 409
+_GROUP_COMPLETE = "group_complete"  # code of the error for an episode of a complete group
+_MAX_WORDS = 500  # characters of an error
 _JSON = {"Content-Type": "application/json"}
+
+
+class GroupComplete(OpenClawError):
+    """Raised if an episode cannot be opened because its group has been completed without it. It does not exist."""
 
 
 class _RequestRefused(OpenClawError):
     """Raised if the gateway refused a request (status 4xx). `words`: what it said."""
 
-    def __init__(self, what: str, status: int, words: str) -> None:
+    def __init__(self, what: str, status: int, words: str, code: str | None) -> None:
         super().__init__(what + words)
-        self.status, self.words = status, words
+        self.status, self.words, self.code = status, words, code
 
 
 class EpisodeClient:
@@ -35,8 +41,13 @@ class EpisodeClient:
         self._http, self._url, self.retry_seconds = http, url, retry_seconds
 
     async def open_episode(self, episode: str, body: Mapping[str, Any]) -> EpisodeTicket:
-        """Open an episode. Raises `OpenClawError` if the gateway refuses it or does not answer."""
-        answer = await self._request("PUT", f"/v1/episodes/{episode}", body)
+        """Open an episode. Raises `GroupComplete`; `OpenClawError` if the gateway refuses it or does not answer."""
+        try:
+            answer = await self._request("PUT", f"/v1/episodes/{episode}", body)
+        except _RequestRefused as error:
+            if error.code != _GROUP_COMPLETE:
+                raise
+            raise GroupComplete(f"it was not opened in time: {error.words}") from None
         return EpisodeTicket(
             episode=episode, base_url=answer["base_url"], api_key=answer["api_key"], model=answer["model"]
         )
@@ -89,12 +100,13 @@ class EpisodeClient:
                     return answer
                 if response.status == 404 and missing is not None:
                     return missing
-                problem = f"{response.status}: {_error_words(answer)}"
+                error = _error_of(answer)
+                problem = f"{response.status}: {str(error.get('message'))[:_MAX_WORDS]}"
                 if response.status < 500:
                     what = f"the gateway at {self._url} refused {verb} {path}: "
-                    raise _RequestRefused(what, response.status, problem)
-            except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-                problem = f"{type(error).__name__}: {error}"
+                    raise _RequestRefused(what, response.status, problem, error.get("code"))
+            except (aiohttp.ClientError, TimeoutError, ValueError) as failure:
+                problem = f"{type(failure).__name__}: {failure}"
             if time.monotonic() >= end:
                 raise OpenClawError(f"the gateway at {self._url} did not answer {verb} {path} ({problem})")
             await asyncio.sleep(_PAUSE)
@@ -117,6 +129,6 @@ def _outcome_body(outcome: PlayOutcome) -> dict[str, Any]:
     return body
 
 
-def _error_words(answer: Any) -> str:
+def _error_of(answer: Any) -> Mapping[str, Any]:
     error = answer.get("error") if isinstance(answer, dict) else None
-    return str(error.get("message") if isinstance(error, dict) else answer)[:500]
+    return error if isinstance(error, dict) else {"message": answer}

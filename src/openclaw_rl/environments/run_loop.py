@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from openclaw_rl.common.printable import to_printable
-from openclaw_rl.environments.episode_client import EpisodeClient
+from openclaw_rl.environments.episode_client import EpisodeClient, GroupComplete
 from openclaw_rl.environments.leftovers import remove_leftovers
 from openclaw_rl.environments.run_plan import PlannedEpisode, RunPlan
 from openclaw_rl.environments.runner_lease import EpisodeLease, LeaseFolder
@@ -97,7 +97,11 @@ class EpisodeLoop:
 
     async def _play_next(self, todo: Iterator[PlannedEpisode]) -> None:
         for episode in todo:
-            outcome = await self._run_episode(episode)
+            try:
+                outcome = await self._run_episode(episode)
+            except GroupComplete as error:  # the run was interrupted for longer than its episodes live
+                self.on_result(EpisodeResult(episode=episode, status="void", reward=None, reason=str(error)))
+                continue
             self.on_result(
                 EpisodeResult(episode=episode, status=outcome.status, reward=outcome.reward, reason=outcome.reason)
             )
@@ -119,6 +123,9 @@ class EpisodeLoop:
             outcome = await self._play_episode(episode, folder)
         except asyncio.CancelledError:
             await asyncio.shield(self._end_episode(episode, folder, void_outcome("the run was interrupted")))
+            raise
+        except GroupComplete:
+            self.leases.remove_lease(episode.id)
             raise
         except OpenClawError:  # the gateway refused it or is away: the reaper posts the outcome
             await asyncio.shield(asyncio.to_thread(remove_leftovers, folder))

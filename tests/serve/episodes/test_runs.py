@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 import pytest
 from tests.serve.conftest import KEY, Site
-from tests.serve.episodes.conftest import collector_of
+from tests.serve.episodes.conftest import collect, collector_of, put
 
 from openclaw_rl.environments.episode_client import EpisodeClient, open_session
 from openclaw_rl.environments.run_loop import EpisodeLoop, EpisodeResult
@@ -77,7 +77,7 @@ class OneReply:
 def play_run(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
-    def play(*tasks: EnvironmentTask) -> dict[str, list[Result]]:
+    def play(*tasks: EnvironmentTask, continued: bool = False) -> dict[str, list[Result]]:
         found: dict[str, list[Result]] = {}
 
         def take(result: EpisodeResult) -> None:
@@ -94,13 +94,13 @@ def play_run(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any
                     parallel=1,
                     gateway_pid=lambda: 1,
                     on_result=take,
-                ).play_all(continued=False)
+                ).play_all(continued=continued)
 
         with hold_leases(tmp_path, "r") as leases:
             asyncio.run(run())
             assert leases.read_leases() == []
         stored = site.http.get(f"/v1/episodes?group=r-{tasks[0].digest[:16]}-0").json()["data"]
-        assert [(one["status"], one["reward"], one["reason"]) for one in stored] == found[tasks[0].id]
+        assert [(one["status"], one["reward"], one["reason"]) for one in stored] == found[tasks[0].id][: len(stored)]
         spans = {one["expires_at"] - one["started_at"] for one in stored}
         assert spans == {10 + 3600}, "a verifier that takes its own time afterwards is not too late"
         return found
@@ -138,3 +138,20 @@ def test_an_error_of_the_gateway_without_a_record_is_void_unless_repeated(play_r
         assert [(status, reward) for status, reward, _ in found[id_]] == [("void", None)] * 2
         assert all(said.startswith(reason) for _, _, said in found[id_])
     assert found["repeated"] == [("done", 1.0, None)] * 2
+
+
+def test_a_run_that_is_continued_late_goes_on_behind_groups_that_are_complete(site: Site, play_run: Any) -> None:
+    """The first of two episodes had ended when the run was interrupted, for longer than its episodes live."""
+    late, good = task("late"), task("good")
+    group = f"r-{late.digest[:16]}-0"
+    put(site, f"{group}-0", group=group, task="late", ttl=10 + 3600)
+    site.http.post(f"/v1/episodes/{group}-0/outcome", {"status": "done", "reward": 0.5})
+    collect(site.store)
+    collector_of(site.store).end_expired_episodes(2e10)
+    found = play_run(late, good, continued=True)
+    reason = (
+        f"it was not opened in time: 409: the group {group} is complete: its group {group} has 1 known rewards of 2, "
+        "and 2 are compared."
+    )
+    assert found["late"] == [("done", 0.5, None), ("void", None, reason)]
+    assert found["good"] == [("done", 1.0, None)] * 2

@@ -45,8 +45,8 @@ def unknown_episode(id: str) -> RequestError:
     return RequestError(f"there is no episode {id[:80]!r} under this API key.", code="not_found", status=404)
 
 
-def _conflict(message: str) -> RequestError:
-    return RequestError(message, code="episode_conflict", status=409)
+def _conflict(message: str, code: str = "episode_conflict") -> RequestError:
+    return RequestError(message, code=code, status=409)
 
 
 def _check_same(known: Episode, episode: Episode) -> None:
@@ -74,7 +74,8 @@ def _enter_group(conn: Connection, episode: Episode) -> None:
         said = ", ".join(f"{name} {getattr(group, name)!r}" for name in differing)
         raise _conflict(f"the group {group.id} has {said}. All its episodes must have the same.")
     if group.completed_at is not None:
-        raise _conflict(f"the group {group.id} is complete: {group.reason or 'its episodes are trained on'}.")
+        why = group.reason or "its episodes are trained on"
+        raise _conflict(f"the group {group.id} is complete: {why}.", "group_complete")
     conn.execute(
         update(t.episode_groups)
         .where(t.episode_groups.c.id == group.id)
