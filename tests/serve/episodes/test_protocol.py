@@ -68,6 +68,8 @@ def test_opening_is_idempotent(site: Site) -> None:
         ({"sampling": {"temperature": 0}}, "could not be trained on: greedy sampling"),
         ({"sampling": {"top_p": 0.9}}, "could not be trained on: top_p 0.9 cuts"),
         ({"sampling": {"temperature": 3}}, "sampling.temperature: expected 0 to 2, got 3"),
+        ({"sampling": {"top_k": 2**70}, "split": "held_out"}, "sampling.top_k: expected 0 to "),
+        ({"sampling": {"max_tokens": 2**70}}, "sampling.max_tokens: expected 1 to "),
     ],
 )
 def test_what_cannot_be_opened(site: Site, change: dict[str, Any], words: str) -> None:
@@ -179,6 +181,8 @@ def test_an_outcome_is_given_once(site: Site, open_episode: Open) -> None:
         ({"status": "done", "reward": 1, "steps": [{"reward": 1}]}, 400),
         ({"status": "done", "reward": 1, "steps": [{"reward": 1, "turn": "chatcmpl-other"}]}, 400),
         ({"status": "done", "reward": 1, "steps": [{"reward": 1, "index": -1}]}, 400),
+        ({"status": "done", "reward": 1.7e308}, 400),
+        ({"status": "done", "reward": 1, "steps": [{"reward": -1e300, "index": 0}]}, 400),
     ],
 )
 def test_what_is_no_outcome(site: Site, open_episode: Open, body: dict[str, Any], status: int) -> None:

@@ -14,7 +14,7 @@ from openclaw_rl.common.steady_clock import recorded_time
 from openclaw_rl.errors import RequestError
 from openclaw_rl.serve.auth import ApiKeys
 from openclaw_rl.serve.chat_request import check_id_length, field_error
-from openclaw_rl.serve.dialects.validation import decode_json
+from openclaw_rl.serve.dialects.validation import INT32_MAX, decode_json
 from openclaw_rl.serve.episodes.ticket import EPISODE_ID, Ticket, make_ticket
 from openclaw_rl.serve.gateway import Gateway
 from openclaw_rl.serve.http_connection import json_response
@@ -28,6 +28,7 @@ from openclaw_rl.types import Sampling
 MAX_TTL = 7 * 24 * 3600  # seconds
 MAX_GROUP_SIZE = 256
 MAX_TEXT = 2000  # characters of a reason
+MAX_REWARD = 1e9  # absolute; the differences of larger ones are not finite in the precision of the trainer
 
 
 class _GroupBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -149,7 +150,7 @@ class EpisodeHandler:
     def _check_sampling(self, episode: Episode) -> None:
         """Raise `RequestError` for values that are out of range, or that make every turn of the train split useless."""
         values = episode.sampling
-        bounds = {"temperature": (0, 2), "top_p": (1e-6, 1), "top_k": (0, math.inf), "max_tokens": (1, math.inf)}
+        bounds = {"temperature": (0, 2), "top_p": (1e-6, 1), "top_k": (0, INT32_MAX), "max_tokens": (1, INT32_MAX)}
         for name, value in values.items():
             low, high = bounds[name]
             if not low <= value <= high:
@@ -196,10 +197,12 @@ def _parse_episode(id_: str, body: _EpisodeBody, scope: str) -> Episode:
 
 
 def _parse_outcome(id_: str, body: _OutcomeBody, scope: str) -> EpisodeEnd:
-    numbers = {**body.parts, **{f"steps[{n}]": step.reward for n, step in enumerate(body.steps)}}
-    for name, value in numbers.items():
+    for name, value in body.parts.items():
         if not math.isfinite(value):
             raise field_error(name[:80], "expected a finite number.")
+    for name, value in [("reward", body.reward or 0.0), *((f"steps[{n}]", s.reward) for n, s in enumerate(body.steps))]:
+        if not abs(value) <= MAX_REWARD:
+            raise field_error(name, f"expected a number from {-MAX_REWARD:g} to {MAX_REWARD:g}, got {value:g}.")
     try:
         return EpisodeEnd(
             id=id_,
