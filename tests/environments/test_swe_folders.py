@@ -75,3 +75,24 @@ def test_tests_that_are_no_list_are_refused_with_their_line(tmp_path: Path) -> N
     instance = make_instance("lru-cache", tmp_path, "pytest") | {"PASS_TO_PASS": "['a']"}
     with pytest.raises(ConfigError, match=r"bench\.jsonl:1: PASS_TO_PASS: expected a list of tests, got \['a'\]"):
         make_task_folders(write(tmp_path / "bench.jsonl", instance))
+
+
+@pytest.mark.parametrize("leads_to", ["/usr/share/doc", "../../outside"])
+def test_a_repository_with_a_link_that_leads_out_is_unfit(tmp_path: Path, leads_to: str) -> None:
+    instance = make_instance("lru-cache", tmp_path, "pytest") | {"base_commit": "HEAD"}
+    repository = tmp_path / "repos" / "acme__lru-cache"
+    (repository / "link").symlink_to(leads_to)
+    git(repository, "add", "-A")
+    git(repository, "commit", "-qm", "link")
+    top = make_task_folders(write(tmp_path / "bench.jsonl", instance))
+    assert "its repository has a link that leads out of it: 'link'" in settings_of(top, instance)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [({"problem_statement": "\ud800"}, "half of a surrogate pair"), ({"instance_id": "a" * 300}, "expected a name")],
+)
+def test_an_instance_that_makes_no_folder_is_refused(tmp_path: Path, change: dict[str, object], words: str) -> None:
+    instance = make_instance("lru-cache", tmp_path, "pytest") | change
+    with pytest.raises(ConfigError, match=rf"bench\.jsonl:1: .*{words}"):
+        make_task_folders(write(tmp_path / "bench.jsonl", instance))

@@ -21,7 +21,7 @@ CHECKOUTS = "repos"
 FOLDER_TASKS = "swe-tasks"
 """Name of the task folders of a folder of files."""
 _FIELDS = ("instance_id", "repo", "base_commit", "patch", "test_patch", "problem_statement")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _COMMIT = re.compile(r"[0-9a-fA-F]{7,40}|[A-Za-z0-9][A-Za-z0-9._-]*")
 _STAMP = ".instance"
 _METHOD = re.compile(r"(\w+) \(([\w.]+)\)")
@@ -95,6 +95,10 @@ def _read_instance(line: str, where: str) -> dict[str, Any]:
         found = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: is not valid JSON ({error}). Expected one instance per line") from None
+    try:
+        json.dumps(found, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{where}: has half of a surrogate pair, which is no text") from None
     missing = [name for name in _FIELDS if not isinstance(found, dict) or not isinstance(found.get(name), str)]
     if missing:
         raise ConfigError(f"{where}: no text in {', '.join(missing)}. Expected an instance of SWE-bench")
@@ -189,8 +193,11 @@ def _unpack_commit(repository: Path, commit: str, to: Path) -> None:
         words = found.stderr.decode("utf-8", "replace").strip()
         raise InstanceUnfit(f"{CHECKOUTS}/{repository.name} does not have the commit {commit}: {words}")
     to.mkdir(parents=True)
-    with tarfile.open(fileobj=io.BytesIO(found.stdout)) as archive:
-        archive.extractall(to, filter="data")
+    try:
+        with tarfile.open(fileobj=io.BytesIO(found.stdout)) as archive:
+            archive.extractall(to, filter="data")
+    except tarfile.FilterError as error:
+        raise InstanceUnfit(f"its repository has a link that leads out of it: {error}") from None
 
 
 def _apply_patch(folder: Path, patch: str, name: str) -> None:
