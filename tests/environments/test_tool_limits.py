@@ -52,9 +52,9 @@ async def play_task(request: SourceRequest, seconds: float, reply_seconds: float
         await server.cleanup()
 
 
-def request_of(folder: Path, config: object, check: dict[str, object]) -> SourceRequest:
+def request_of(folder: Path, config: object, check: dict[str, object], **solution: object) -> SourceRequest:
     (folder / "tools.json").write_text(json.dumps(config))
-    (folder / "tasks.jsonl").write_text(json.dumps({"prompt": "p", "check": check}) + "\n")
+    (folder / "tasks.jsonl").write_text(json.dumps({"prompt": "p", "check": check} | solution) + "\n")
     python = folder / "slow-python"
     python.write_text(SLOW_SERVER.format(python=sys.executable))
     python.chmod(0o755)
@@ -87,3 +87,11 @@ def test_a_server_that_does_not_open_is_void(slow: SourceRequest, monkeypatch: p
 def test_a_policy_that_takes_too_long_has_failed(slow: SourceRequest) -> None:
     found = asyncio.run(play_task(slow, seconds=1, reply_seconds=30))
     assert (found.status, found.reward, found.reason) == ("done", 0.0, "not done within 1 s")
+
+
+def test_a_schema_that_leads_nowhere_makes_its_tasks_unfit(tmp_path: Path) -> None:
+    tool = {"name": "f", "result": 1, "parameters": {"$ref": "http://127.0.0.1:9/schema"}}
+    request = request_of(tmp_path, [tool], {"kind": "exact", "value": "42"}, answer=42, calls=[{"tool": "f"}])
+    source = find_source(request).make_source(request)
+    found = asyncio.run(source.check_task(next(iter(source.load_tasks())), str(tmp_path / "e"), PlayLimits(seconds=9)))
+    assert (found.fit, found.reason) == (False, "tool f: parameters: Unresolvable: http://127.0.0.1:9/schema")

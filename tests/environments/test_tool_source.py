@@ -54,6 +54,8 @@ def load(request: SourceRequest) -> list[EnvironmentTask]:
         ([{"name": "f", "http": {"url": "http://127.0.0.1@example.org/x"}}], "example.org is not this machine"),
         ([{"name": "f", "http": {"url": "http://{host}/x"}}], "expected an address"),
         ([{"name": "f", "http": {"url": "file:///etc/passwd"}}], "expected an address"),
+        ([{"name": "f", "http": {"url": "http://127.0.0.1/{x"}}], "expected arguments as {name}"),
+        ([{"name": "f", "python_file": "a\0b"}], "cannot be read (embedded null byte)"),
         ({"mcp": [{"name": "m", "url": "http://10.0.0.1/mcp"}]}, "10.0.0.1 is not this machine"),
         ({"mcp": [{"name": "m"}]}, "either a command or a url"),
         ({"text_calls": {"pattern": "(", "tool": "f"}}, "pattern"),

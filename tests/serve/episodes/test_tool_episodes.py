@@ -160,6 +160,28 @@ def test_half_of_a_surrogate_pair_is_answered_and_is_not_void(player: Player, se
     assert "half of a surrogate pair" in player.prompts[-1]
 
 
+@pytest.mark.parametrize("number", ["1" + "0" * 400, "NaN", "Infinity"])
+def test_a_number_that_no_schema_can_check_is_answered_and_is_not_void(
+    player: Player, service: Service, number: str
+) -> None:
+    player.config["tools"][0]["parameters"] = {"type": "object", "properties": {"country": {"multipleOf": 0.1}}}
+    player.config["request"] = {"max_tokens": 500}
+    said = f'{{"tool": "look_up", "arguments": {{"country": {number}}}}}'
+    outcome = player.play(said, "Lima", agent="text")
+    assert (outcome.status, outcome.parts) == ("done", {"exact": 1.0, "calls": 0.0})
+    assert service.seen == []
+    assert "a number that is too large, or none" in player.prompts[-1]
+
+
+@pytest.mark.parametrize("name", ["..", "."])
+def test_an_argument_leads_to_no_other_path_of_the_service(player: Player, service: Service, name: str) -> None:
+    player.config["tools"][0]["http"]["url"] += "/{country}"
+    outcome = player.play(call(country=name), "Lima")
+    assert (outcome.status, outcome.reward) == ("done", 0.0)
+    assert service.seen == []
+    assert "country: expected a name, got . or .." in player.prompts[-1]
+
+
 @pytest.mark.parametrize(("status", "outcome"), [(404, "done"), (422, "done"), (500, "void"), (302, "void")])
 def test_a_service_that_breaks_is_void(player: Player, service: Service, status: int, outcome: str) -> None:
     service.status = status

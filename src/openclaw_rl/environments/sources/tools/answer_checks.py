@@ -181,7 +181,7 @@ def parse_checks(entries: Sequence[Mapping[str, Any]], where: str, folder: Path)
         if isinstance(check, PythonCheck) and check.file is not None:
             try:
                 code = (folder / check.file).read_text(encoding="utf-8")
-            except (OSError, UnicodeDecodeError) as error:
+            except (OSError, ValueError) as error:
                 raise ConfigError(f"{where}: check: {folder / check.file} cannot be read ({error})") from None
             check = check.model_copy(update={"code": code, "file": None})
         checks.append(check)

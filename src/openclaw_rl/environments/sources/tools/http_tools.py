@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from string import Formatter
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import aiohttp
 
@@ -28,9 +28,13 @@ async def call_service(
 ) -> tuple[str, bool]:
     """Return the body of the answer, and whether it is an error that the model is shown (status 4xx).
 
-    Redirects are not followed. Raises `ToolBroken` if the service does not answer, or with any other status.
+    Redirects are not followed, and arguments lead to no other path of the service. Raises `ToolBroken` if the service
+    does not answer, or with any other status.
     """
-    url, rest = _fill_url(target.url, arguments)
+    try:
+        url, rest = _fill_url(target.url, arguments)
+    except ValueError as error:
+        return f"error: {error}", True
     body: dict[str, Any] = {"params": _as_query(rest)} if target.method == "GET" else {"json": rest}
     headers = {**target.headers, EPISODE_HEADER: episode}
     timeout = aiohttp.ClientTimeout(total=seconds)
@@ -53,10 +57,12 @@ async def call_service(
 
 
 def _fill_url(url: str, arguments: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the address with its `{name}` replaced, and the other arguments."""
+    """Return the address with its `{name}` replaced, and the other arguments. Raises `ValueError` for "..", too."""
     used = {name for _, name, _, _ in Formatter().parse(url) if name}
     for name in used:
         url = url.replace(f"{{{name}}}", quote(str(arguments.get(name, "")), safe=""))
+    if {".", ".."} & set(urlsplit(url).path.split("/")):
+        raise ValueError(f"{', '.join(sorted(used))}: expected a name, got . or ..")
     return url, {name: value for name, value in arguments.items() if name not in used}
 
 

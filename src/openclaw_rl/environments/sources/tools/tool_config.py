@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
+from string import Formatter
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
@@ -41,6 +42,14 @@ class HttpTarget(_Entry):
     url: str
     method: str = Field("POST", pattern="^(GET|POST|PUT|PATCH|DELETE)$")
     headers: Mapping[str, str] = {}
+
+    @model_validator(mode="after")
+    def _check_names(self) -> HttpTarget:
+        try:
+            list(Formatter().parse(self.url))
+        except ValueError as error:
+            raise ValueError(f"{self.url}: expected arguments as {{name}} ({error})") from None
+        return self
 
 
 def _plain_tool(entry: Any) -> Any:
@@ -251,7 +260,7 @@ def read_code(tool: ToolSpec, folder: Path) -> str:
         return tool.python or ""
     try:
         code = (folder / tool.python_file).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"tool {tool.name}: {folder / tool.python_file} cannot be read ({error})") from None
     return code
 

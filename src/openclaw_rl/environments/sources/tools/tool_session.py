@@ -10,6 +10,7 @@ from typing import Any
 
 import aiohttp
 from jsonschema.exceptions import best_match
+from referencing.exceptions import Unresolvable
 
 from openclaw_rl.environments.agents.chat_agent import AgentCall
 from openclaw_rl.environments.sources.tools.answer_checks import (
@@ -192,11 +193,15 @@ def _parse_arguments(text: str) -> dict[str, Any]:
 
 
 def _schema_problem(spec: ToolSpec, arguments: dict[str, Any]) -> str | None:
-    """Return why arguments are against the schema, or None."""
+    """Return why arguments are against the schema, or None. Raises `ToolBroken` if the schema cannot be used."""
     try:
         found = best_match(spec.validator.iter_errors(arguments))
     except RecursionError:
         return "the arguments are nested too deeply"
+    except (OverflowError, ValueError):  # of `multipleOf`
+        return "the arguments have a number that is too large, or none"
+    except Unresolvable as error:
+        raise ToolBroken(f"tool {spec.name}: parameters: {error}") from None
     if found is None:
         return None
     place = ".".join(str(part) for part in found.absolute_path)
