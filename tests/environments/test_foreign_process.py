@@ -43,12 +43,16 @@ for line in sys.stdin:
 
 
 CALLER = """
-import asyncio, sys
+import asyncio, sys, threading
 sys.path.insert(0, sys.argv[1])
 from request_loop import OwnerRefusal, call_owner, serve_requests
 
+meeting = threading.Barrier(40)
+
 async def play(asked):
     reward = 0
+    if asked["what"] == "meet":
+        await asyncio.to_thread(meeting.wait, 4)
     if asked["what"] == "late":
         asyncio.get_running_loop().call_later(0.2, asyncio.ensure_future, call_owner({"number": 1}))
     for number in asked["numbers"]:
@@ -132,6 +136,11 @@ def call_all(*asked: dict[str, Any]) -> list[Any]:
 
     with tempfile.TemporaryDirectory() as folder:
         return asyncio.run(run(folder))
+
+
+def test_all_requests_wait_at_the_same_time_whatever_the_number_of_processors() -> None:
+    *answers, _ = call_all(*[{"what": "meet", "numbers": []}] * 40)
+    assert answers == [{"id": number, "outcome": {"reward": 0}} for number in range(1, 41)]
 
 
 def test_a_process_asks_its_owner_within_a_request() -> None:

@@ -19,6 +19,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ Handler = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 MISSING_MODULE = "no module: "
 """Begin of an error that names a library that this Python does not have."""
 _PAGE_ROWS = 2000  # tasks in one answer
+_THREADS = 1024  # for what waits in threads, as many as episodes at the same time; they are made when needed
 
 
 class ForeignRefusal(Exception):
@@ -75,6 +77,7 @@ def serve_requests(handlers: Mapping[str, Handler]) -> None:
 
 async def _serve(handlers: Mapping[str, Handler], send: Callable[[Mapping[str, Any]], None]) -> None:
     loop, lines = asyncio.get_running_loop(), asyncio.Queue[str]()
+    loop.set_default_executor(ThreadPoolExecutor(_THREADS))
     running: dict[int, asyncio.Task[None]] = {}
     threading.Thread(target=_read_lines, args=(loop, lines, Path.cwd()), daemon=True).start()
     while True:
