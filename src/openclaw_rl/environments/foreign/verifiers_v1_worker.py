@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from request_loop import ForeignRefusal, content_digest, page_of_tasks, serve_requests
+from request_loop import ForeignRefusal, content_digest, module_digest, page_of_tasks, serve_requests
 from scripted_model import MODEL_NAME, ScriptedModel
 from verifiers_worker import NO_ANSWER, SCORING_SHARE
 
@@ -27,6 +27,7 @@ NO_VARIABLE = "OPENCLAW_NO_KEY"  # not set: the key of the episode is a header
 MANY_TASKS = 100_000  # of a taskset that is finite
 
 _tasks: dict[str, list[Any]] = {}
+_codes: dict[str, str] = {}  # digest of each taskset
 _prepared: set[str] = set()
 _scripted: list[ScriptedModel] = []
 
@@ -116,23 +117,38 @@ async def list_tasks(asked: dict[str, Any]) -> dict[str, Any]:
     """Return the tasks of a taskset. Those that are equal are one."""
     found: dict[str, dict[str, Any]] = {}
     for number, task in enumerate(await asyncio.to_thread(load_tasks, asked)):
-        digest = task_digest(asked["name"], task)
+        digest = task_digest(asked, task)
         data = {"name": asked["name"], "args": asked["args"], "number": number, "digest": digest}
         found.setdefault(digest, {"id": f"task-{number}", "digest": digest, "data": data})
     return dict(page_of_tasks(list(found.values()), asked["start"]))
 
 
-def task_digest(name: str, task: Any) -> str:
-    """Return the digest of what a task says, without its number."""
-    return str(content_digest([Path(name).name, task.data.model_dump(mode="json", exclude={"idx"}, exclude_none=True)]))
+def task_digest(asked: Mapping[str, Any], task: Any) -> str:
+    """Return the digest of what a task says, without its number, and of the code that scores it."""
+    content = task.data.model_dump(mode="json", exclude={"idx"}, exclude_none=True)
+    return str(content_digest([code_digest(asked), content]))
+
+
+def code_digest(asked: Mapping[str, Any]) -> str:
+    """Return the digest of a taskset as it was first read: its files, its arguments, and the version of the library."""
+    key = json.dumps([asked["name"], asked["args"]], sort_keys=True)
+    if key not in _codes:
+        name, settings = find_taskset(asked)
+        module = importlib.import_module("verifiers.v1.utils.loaders").import_taskset(name).__name__
+        version = importlib.import_module("verifiers").__version__
+        _codes[key] = content_digest([module_digest(module), settings, version])
+    return _codes[key]
 
 
 async def find_task(data: Mapping[str, Any]) -> Any:
     """Return the task of a request. Raises `ForeignRefusal` if the taskset has changed since it was listed."""
     tasks = await asyncio.to_thread(load_tasks, data)
     task = tasks[data["number"]] if data["number"] < len(tasks) else None
-    if task is None or task_digest(data["name"], task) != data["digest"]:
-        raise ForeignRefusal("the taskset differs at each start: give it a seed, e.g. NAME?seed=0")
+    if task is None or task_digest(data, task) != data["digest"]:
+        raise ForeignRefusal(
+            "taskset or code are not as when the tasks were listed. If the taskset differs at each start, give it a "
+            "seed, e.g. NAME?seed=0"
+        )
     return task
 
 

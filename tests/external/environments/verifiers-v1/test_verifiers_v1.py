@@ -39,6 +39,17 @@ def test_reasoning_gym_is_checked_and_played(command: LibraryCommand) -> None:
     command.assert_nothing_left()
 
 
+def test_other_code_makes_other_tasks(command: LibraryCommand, tmp_path: Path) -> None:
+    copy = tmp_path / "other_legs.py"
+    copy.write_text((ENVIRONMENTS / "legs.py").read_text())
+    source = f"verifiers-v1:{copy}?size=1"
+    assert command.run("check", source, *LIMITS).returncode == 0
+    copy.write_text(copy.read_text() + "\n# another reward\n")
+    done = command.run("run", source, *LIMITS)
+    assert done.returncode == 1
+    assert "1 of 1 tasks were not checked on this machine" in done.stderr
+
+
 def test_many_replies_and_their_limit(command: LibraryCommand) -> None:
     checked = command.run("check", GUESSING, *LIMITS)
     assert "task-0: not checked: it has no answer to replay" in checked.stdout, checked.stderr
