@@ -119,6 +119,10 @@ class LibrarySource:
         tasks = asyncio.run(self._list_tasks())
         if not tasks:
             raise ConfigError(f"{self.name}:{self._asked}: no tasks")
+        seen: dict[str, str] = {}
+        for task in tasks:
+            if seen.setdefault(task.digest, task.id) != task.id:
+                raise ConfigError(f"{task.id}: has the same content as {seen[task.digest]}. Remove one of them")
         return tasks
 
     async def _list_tasks(self) -> list[EnvironmentTask]:
