@@ -303,10 +303,11 @@ def test_an_outcome_after_the_expiry_is_too_late(site: Site, open_episode: Open)
 def test_sampling_that_spoils_a_turn_is_replaced_and_named(site: Site, open_episode: Open) -> None:
     run = open_episode("e", sampling={"max_tokens": 7})
     spoiled = {"temperature": 0, "top_p": 0.5, "presence_penalty": 1, "frequency_penalty": 1, "logit_bias": {"5": 2}}
+    spoiled |= {"seed": 17}  # spoils the group: equal prompts would have equal replies
     answer = run.send(ANY | spoiled)
     sampling = site.last().request.sampling
     assert sampling.untrainable_reason() is None
-    assert (sampling.temperature, sampling.max_tokens) == (1.0, 7)
+    assert (sampling.temperature, sampling.max_tokens, sampling.seed) == (1.0, 7, None)
     for name in spoiled:
         assert f"{name} (the episode e samples with" in answer.headers["X-OpenClaw-Ignored"]
     assert "X-OpenClaw-Ignored" not in run.send(ANY | {"temperature": 0.7}).headers
@@ -323,8 +324,8 @@ def test_a_forced_call_is_obeyed_and_shown(site: Site, open_episode: Open) -> No
 def test_held_out_episodes_keep_their_sampling_and_never_train(site: Site, open_episode: Open) -> None:
     runs = [open_episode(f"e{n}", split="held_out") for n in range(2)]
     for n, run in enumerate(runs):
-        run.step("go", temperature=0)
-        assert site.last().request.sampling.temperature == 0
+        run.step("go", temperature=0, seed=17)
+        assert (site.last().request.sampling.temperature, site.last().request.sampling.seed) == (0, 17)
         run.end(float(n))
     collect(site.store)
     assert claimable(site.store) == []

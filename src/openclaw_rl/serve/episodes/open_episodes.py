@@ -16,8 +16,11 @@ from openclaw_rl.store.episodes.records import Episode
 from openclaw_rl.types import Convention, Sampling
 
 _MIN_PRUNED = 1024
-_FREE = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "min_tokens": 0}
-"""Sampling fields that make a turn untrainable, and their values that do not."""
+_FREE = {
+    "top_p": 1.0, "top_k": 0, "min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "min_tokens": 0,
+    "seed": None,
+}  # fmt: skip
+"""Sampling fields that make a turn untrainable, or all episodes of a group alike, and their values that do not."""
 
 
 @dataclass(slots=True)
@@ -97,7 +100,8 @@ class OpenEpisodes:
 def apply_episode(ask: ChatRequest, episode: Episode, convention: Convention) -> ChatRequest:
     """Return the request as one of its episode, with the episode's session, agent and sampling.
 
-    In the train split, sampling that would make the turn untrainable is replaced; `ignored_fields` lists what was.
+    In the train split, sampling that would make the turn untrainable, or the episodes of a group alike, is replaced;
+    `ignored_fields` lists what was.
     """
     sampling, ignored = _episode_sampling(ask.sampling, episode, convention)
     return replace(
