@@ -30,6 +30,13 @@ if os.fork() == 0:
 """
 
 
+FORGED_END = f"""{RESULTS}txt'; open(reward, 'w').write('1')
+import glob
+for pipe in glob.glob('/run/box/*/end'):
+    os.write(os.open(pipe, os.O_RDWR), b'0\\n')
+"""
+
+
 def at_import(code: str) -> str:
     """Code that the tests run themselves, in the box of the verifier."""
     return f"cat >>lrucache/__init__.py <<'END'\n{code}\nEND"
@@ -52,6 +59,7 @@ def at_import(code: str) -> str:
         f"echo '{QUIET}' >>lrucache/__init__.py",
         "(setsid sh -c 'while :; do echo 1 >/logs/verifier/reward.txt; done' >/dev/null 2>&1 &)",
         at_import(DAEMON),
+        at_import(f"{FORGED_END}import time; time.sleep(1)"),
         at_import(f"{RESULTS}txt'; open(reward, 'w').write('1'); os.kill(os.getppid(), 9)"),
         at_import(f"{RESULTS}json'; open(reward, 'w').write('1')"),
         at_import(f"{RESULTS}txt'; os.path.lexists(reward) or os.mkdir(reward)"),

@@ -131,12 +131,13 @@ def main() -> None:
         put_tests(repository)
         suite = ""
     kinds = ("FAIL_TO_PASS", "PASS_TO_PASS")
-    outcomes = {kind: [passes(name, suite, repository) for name in names[kind]] for kind in kinds}
-    solved = bool(outcomes["FAIL_TO_PASS"]) and all(map(all, outcomes.values()))
-    if not end_processes():
-        sys.stderr.write("the tests left processes that cannot be ended\n")
-        solved = False
-    write_reward(int(solved))
+    solved = False
+    try:
+        outcomes = {kind: [passes(name, suite, repository) for name in names[kind]] for kind in kinds}
+        solved = bool(outcomes["FAIL_TO_PASS"]) and all(map(all, outcomes.values()))
+    finally:  # also if a test closed what this process writes to
+        solved = end_processes() and solved
+        write_reward(int(solved))
 
 
 if __name__ == "__main__":
