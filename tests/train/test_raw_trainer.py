@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 from tests.train.external_world import World, connect_when_free, take_step
 
+from openclaw_rl.common.progress import progress_count
 from openclaw_rl.learner.trainer import LocalTrainer
 from openclaw_rl.other_trainers.batch_stream import PROTOCOL, BatchStream, StartWeights, TurnBatch
-from openclaw_rl.other_trainers.trainer_socket import TrainerSocket
+from openclaw_rl.other_trainers.trainer_socket import TrainerGone, TrainerLink, TrainerSocket
 from openclaw_rl.store.heartbeats import AttemptLog
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.train.rollback import apply_rollback, plan_rollback
@@ -143,6 +144,42 @@ def test_a_trainer_that_connects_while_the_socket_closes_is_let_go(
         trainer.settimeout(60)
         assert b"welcome" in trainer.recv(1 << 16)
         assert trainer.recv(1) == b"", "the connection has ended"
+
+
+@contextmanager
+def connected_link(home: Path) -> Iterator[tuple[TrainerLink, socket.socket]]:
+    """The worker's end of a connection, and the trainer's."""
+    with closing(TrainerSocket(home, {})) as listening, closing(socket.socket(socket.AF_UNIX)) as trainer:
+        trainer.connect(str(listening.path))
+        trainer.sendall(b'{"hello": {"protocol": %d, "name": "busy"}}\n' % PROTOCOL)
+        assert b"welcome" in trainer.recv(1 << 16)
+        while (link := listening.find_trainer()) is None:
+            time.sleep(0.01)
+        yield link, trainer
+
+
+@pytest.mark.timeout(60)
+def test_a_trainer_that_reads_nothing_is_let_go(tmp_path: Path) -> None:
+    """Its batch does not fit into the connection. Meanwhile this process makes progress, so that it is not restarted"""
+    with connected_link(tmp_path) as (link, _):
+        before = progress_count()
+        with pytest.raises(TrainerGone, match=r"'busy' has not read what was sent within 0\.5 s"):
+            link.send({"batch": "x" * 4_000_000}, within=0.5)
+        assert progress_count() > before
+        assert not link.is_open()
+        with pytest.raises(TrainerGone, match="has ended"):
+            link.send({"kept": {"id": 1}}, within=0.5)
+
+
+@pytest.mark.timeout(60)
+def test_a_trainer_that_reads_late_gets_all_of_its_batch(tmp_path: Path) -> None:
+    with connected_link(tmp_path) as (link, trainer):
+        sending = threading.Thread(target=link.send, args=({"batch": "x" * 4_000_000},), kwargs={"within": 60.0})
+        sending.start()
+        time.sleep(0.5)
+        with trainer.makefile("rb") as lines:
+            assert json.loads(lines.readline()) == {"batch": "x" * 4_000_000}
+        sending.join()
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ class ExternalTrainer:
         version = int(Path(out).name.partition("-")[0])
         body = {"id": self._count, "version": version, "folder": out, "rows": [sample_row(s) for s in samples]}
         try:
-            link.send({"batch": body})
+            link.send({"batch": body}, within=self._answer_within)
             answer = self._receive_answer(link, {sample.turn for sample in samples})
         except TrainerGone as error:
             shutil.rmtree(out, ignore_errors=True)
@@ -103,7 +103,7 @@ class ExternalTrainer:
             return
         self._folder = step.folder
         with contextlib.suppress(TrainerGone):  # it gets the weights when it is back
-            step.link.send({"kept": {"id": step.number}})
+            step.link.send({"kept": {"id": step.number}}, within=self._answer_within)
             self._informed = step.link
 
     def reject_step(self, reason: str) -> None:
@@ -111,7 +111,8 @@ class ExternalTrainer:
         step, self._undecided = self._undecided, None
         if step is not None:
             with contextlib.suppress(TrainerGone):
-                step.link.send({"rejected": {"id": step.number, "reason": reason}})
+                answer = {"rejected": {"id": step.number, "reason": reason}}
+                step.link.send(answer, within=self._answer_within)
 
     def score(self, samples: Sequence[Sample]) -> list[Logprobs]:
         """Raise `ModelError`: `gate.kind: probes`, which needs this, is refused with the settings."""
@@ -124,7 +125,7 @@ class ExternalTrainer:
 
     def _send_weights(self, link: TrainerLink) -> None:
         try:
-            link.send({"load": {"folder": self._folder}})
+            link.send({"load": {"folder": self._folder}}, within=self._answer_within)
             while link.receive("loaded", "done", "failed", within=self._answer_within)["kind"] != "loaded":
                 pass  # an answer that came twice
         except TrainerGone as error:

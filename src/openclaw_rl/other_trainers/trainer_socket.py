@@ -19,6 +19,7 @@ from openclaw_rl.other_trainers.batch_stream import PROTOCOL, SOCKET_NAME
 log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.2
 _HELLO_SECONDS = 5.0
+_REFUSAL_SECONDS = 1.0  # the trainer may read nothing any more
 _CLOSE_SECONDS = 1.0  # longer only if a program connects and says nothing
 _MAX_HELLO = 1 << 16  # bytes
 _MAX_LINE = 1 << 26  # bytes; log-probabilities of a large batch
@@ -46,13 +47,31 @@ class TrainerLink:
                 return True
         return False
 
-    def send(self, message: dict[str, Any]) -> None:
-        """Send a message. Raises `TrainerGone`."""
+    def send(self, message: dict[str, Any], *, within: float) -> None:
+        """Send a message. Raises `TrainerGone`, also if the trainer has not read it after `within` seconds.
+
+        While a trainer is busy and reads nothing, this process makes progress.
+        """
+        left, end = memoryview(_encode(message)), time.monotonic() + within
+        while left:
+            left = left[self._send_part(left) :]
+            record_progress()
+            if left and time.monotonic() > end:
+                self.close()
+                raise TrainerGone(
+                    f"the trainer {self.name!r} has not read what was sent within {within:g} s (train.answer_within)"
+                )
+
+    def _send_part(self, data: memoryview) -> int:
+        """Send what the connection takes now, or after `_POLL_SECONDS`. Return the number of bytes."""
         try:
-            self._connection.sendall(_encode(message))
-        except OSError as error:
+            with contextlib.suppress(BlockingIOError):
+                if select.select([], [self._connection], [], _POLL_SECONDS)[1]:
+                    return self._connection.send(data, socket.MSG_DONTWAIT)
+        except (OSError, ValueError) as error:  # `ValueError`: the connection is closed
             self.close()
             raise TrainerGone(f"the trainer {self.name!r} has ended ({error})") from error
+        return 0
 
     def receive(self, *kinds: str, within: float) -> dict[str, Any]:
         """Return the next message, `{"kind": ...}` with the key, if it is one of these kinds; else raise `TrainerGone`.
@@ -84,7 +103,7 @@ class TrainerLink:
     def refuse(self, why: str) -> NoReturn:
         """End the connection, after a message that says why. Raises `TrainerGone`."""
         with contextlib.suppress(TrainerGone):
-            self.send({"refused": why})
+            self.send({"refused": why}, within=_REFUSAL_SECONDS)
         self.close()
         raise TrainerGone(f"the trainer {self.name!r}: {why}")
 
