@@ -125,7 +125,7 @@ SITUATIONS: Mapping[str, dict[str, Any]] = {
     "a killed trainer": {"log_lines": [LogLine(file="s.log", message="train ended (signal SIGKILL)", at=NOW)]},
     "a killed engine": {"log_lines": [LogLine(file="s.log", message="engine ended (signal SIGKILL)", at=NOW)]},
     "a restarted engine": {"log_lines": [LogLine(file="s.log", message="engine ended (exit code 1)", at=NOW)] * 2},
-    "ray": {"log_lines": [LogLine(file="train.log", message="connect to Ray", at=NOW)]},
+    "ray": {"log_lines": [LogLine(file="train.log", message="the Ray cluster has no place for 2 times {}", at=NOW)]},
     "an automatic rollback": {"automatic_rollback": ROLLBACK},
     "a queue of the judge": {"waiting_turns": 10**6, "longest_wait": 1e6},
     "a queue of the trainer": {"trainable_turns": 10**6},

@@ -43,7 +43,7 @@ MAX_ROLLBACK_AGE = 86400.0  # seconds that an automatic rollback is reported
 _OUT_OF_MEMORY = re.compile(
     r"does not fit into memory|out of memory|OutOfMemoryError|can't allocate memory|\(signal SIGKILL\)", re.IGNORECASE
 )
-_RAY_FAILURE = re.compile(r"running Ray instance|Ray cluster found no room|connect to Ray", re.IGNORECASE)
+_RAY_FAILURE = re.compile(r"train\.launch\.(ray \S+: |by is ray, )|Ray cluster has no place for")
 _ENGINE_ENDED = re.compile(r"^(judge-)?engine ended")
 
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.settings.load import Config
 from openclaw_rl.status.health import Diagnosis
-from openclaw_rl.train.ranks import ray_errors
+from openclaw_rl.train.ranks import ray_address, ray_errors
 
-_CONNECT_TIMEOUT = 2.0  # seconds to connect to a Ray head
 _RAY_INIT_TIMEOUT = 20.0  # seconds for ray.init
 _ALTERNATIVES = {"sglang": ("vllm", "embedded"), "vllm": ("sglang", "embedded")}
 
@@ -62,30 +59,27 @@ def check_ray_head(config: Config) -> Diagnosis | None:
     launch = config.train.launch
     if launch.launcher != "ray":
         return None
-    for host, port in _host_and_port(launch.ray):
-        try:
-            socket.create_connection((host, port), timeout=_CONNECT_TIMEOUT).close()
-        except OSError as error:
-            said = f"train.launch.ray: no head answers at {host}:{port} ({error.strerror or error})"
-            return ray_diagnosis(config, said)
+    address = ray_address.find_address(launch.ray)
+    if (problem := ray_address.connection_problem(address)) is not None:
+        return ray_diagnosis(config, f"train.launch.ray: {problem}")
     if importlib.util.find_spec("ray") is None:
-        unknown = "; without it, a Ray head at its address cannot be verified" * (":" in launch.ray)
+        unknown = "; without it, a Ray head at its address cannot be verified" * (":" in address)
         return ray_diagnosis(
             config, f"train.launch.by is ray, which is not installed here: pip install 'openclaw-rl[ray]'{unknown}"
         )
-    wrong = _ray_refusal_reason(launch.ray) if any(_host_and_port(launch.ray)) else ""
+    wrong = "" if address == "local" else _ray_refusal_reason(address)
     return ray_diagnosis(config, f"train.launch.ray: {wrong}") if wrong else None
 
 
 def _ray_refusal_reason(address: str) -> str:
-    """Return why `ray.init` fails at an address where something answers; empty if it succeeds."""
+    """Return why `ray.init` fails at an address where something answers, or at `auto`; empty if it succeeds."""
     code = "import sys, ray; ray.init(address=sys.argv[1], log_to_driver=False)"
     try:
         done = subprocess.run(
             [sys.executable, "-c", code, address], capture_output=True, timeout=_RAY_INIT_TIMEOUT, check=False
         )
         failed, said = done.returncode != 0, done.stderr
-    except subprocess.TimeoutExpired as error:  # Ray itself retries for a minute
+    except subprocess.TimeoutExpired as error:  # Ray itself retries for a quarter of an hour
         failed, said = True, error.stderr or b""
     if not failed:
         return ""
@@ -93,14 +87,9 @@ def _ray_refusal_reason(address: str) -> str:
         return f"the head at {address} requires a token: set RAY_AUTH_MODE=token here too, with its token"
     if mismatch := ray_errors.find_mismatch(said.decode(errors="replace")):
         return f"the head at {address} has other versions: {mismatch}. Install those of the head here"
+    if ray_address.host_and_port(address) is None:
+        return f"{address} finds no Ray head that this machine can use. Give its address, HOST:PORT"
     return f"something answers at {address}, but it is not a Ray head that this machine can use"
-
-
-def _host_and_port(address: str) -> Iterator[tuple[str, int]]:
-    """Yield host and port of an address that has both; nothing for `auto` and `local`."""
-    host, _, port = address.rpartition("://")[2].rpartition(":")
-    if host and port.isdigit():
-        yield host, int(port)
 
 
 def ray_diagnosis(config: Config, seen: str) -> Diagnosis:

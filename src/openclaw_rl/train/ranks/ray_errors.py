@@ -20,6 +20,14 @@ def connect_error(address: str, error: Exception) -> ConfigError:
     return ConfigError(f"train.launch.ray {address}: {error_line(error)}. {_connect_advice(error)}")
 
 
+def silence_error(address: str, seconds: float) -> ConfigError:
+    """Return the error for a cluster that gives no answer, such as one whose head has ended. `address`: see Ray."""
+    return ConfigError(
+        f"train.launch.ray {address}: no head answers within {seconds:g} s. {_START_HEAD}, or give another address. "
+        "auto takes RAY_ADDRESS, else the head that was started last on this machine"
+    )
+
+
 def _connect_advice(error: Exception) -> str:
     if _MISMATCH in str(error):
         return "Expected the head's versions of Ray and Python: install them here"

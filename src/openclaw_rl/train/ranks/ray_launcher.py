@@ -6,19 +6,23 @@ commands to the machine of rank 0.
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Mapping
+from concurrent.futures import Future, wait
 from typing import Any
 
-from openclaw_rl.common.progress import record_progress
+from openclaw_rl.common.progress import library_call, record_progress
 from openclaw_rl.common.sockets import free_port
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.settings import load as settings
 from openclaw_rl.settings.load import Config
-from openclaw_rl.train.ranks import ray_errors
+from openclaw_rl.train.ranks import ray_address, ray_errors
 from openclaw_rl.train.ranks.processes import RANK_PROGRAM, ProcessSpec, RankProcesses
 from openclaw_rl.train.ranks.rpc import RpcListener
 
 _POLL_SECONDS = 0.2  # seconds
+_CONNECT_SECONDS = 60.0  # seconds within which the head of a cluster answers
 _WAIT_SECONDS = 1.0  # seconds between two signs of life while a command runs
 
 
@@ -91,10 +95,36 @@ class RayRanks:
     def _connect(self, address: str) -> None:
         # "local" is passed explicitly: else Ray tries the cluster that it remembers, and waits if that is gone.
         where = {"address": address} | ({"include_dashboard": False} if address == "local" else {})
+        if problem := ray_address.connection_problem(ray_address.find_address(address)):
+            raise ray_errors.connect_error(address, ConnectionError(problem))
         try:
-            self._ray.init(**where, log_to_driver=False, ignore_reinit_error=True)
+            answered = self._init_within(None if address == "local" else _CONNECT_SECONDS, where)
         except Exception as error:  # Ray raises `Exception` itself, too: for a node that is slow to start
             raise ray_errors.connect_error(address, error) from error
+        if not answered:
+            raise ray_errors.silence_error(address, _CONNECT_SECONDS)
+
+    def _init_within(self, seconds: float | None, where: Mapping[str, Any]) -> bool:
+        """Connect. Return False after these seconds: Ray tries on, in a thread that ends with the process.
+
+        It asks a head that has ended for a quarter of an hour.
+        """
+        connected: Future[None] = Future()
+
+        def connect() -> None:
+            try:
+                self._ray.init(**where, log_to_driver=False, ignore_reinit_error=True)
+            except BaseException as error:  # noqa: BLE001 - raised again by `result`
+                connected.set_exception(error)
+            else:
+                connected.set_result(None)
+
+        threading.Thread(target=connect, name="ray-init", daemon=True).start()
+        with library_call():
+            answered = bool(wait([connected], seconds).done)
+        if answered:
+            connected.result()
+        return answered
 
     def _start_ranks(self, config: Config) -> list[Any]:
         """Start a process beside each actor. Return what ends when a process ends."""
