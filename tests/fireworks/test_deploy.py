@@ -160,6 +160,28 @@ def answering(status: int | None, body: bytes, length: int | None) -> Iterator[s
         thread.join(30)
 
 
+@pytest.mark.parametrize("key", ["fw-secret-1\n", " fw-secret-1", "fw-secret-1\u00e9"])
+def test_a_key_that_no_header_can_hold_is_refused_and_not_shown(home: Path, key: str) -> None:
+    """The line end of the file that a key was read from is the usual one."""
+    done = run(home, "deploy", "--yes", api_key=key)
+    assert isinstance(done.exception, OpenClawError), done.exception
+    assert "fireworks.api_key: expected a key of ASCII characters without spaces" in str(done.exception)
+    assert "secret" not in f"{done.exception}{done.output}"
+
+
+def test_settings_from_the_environment_are_no_notice(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"FIREWORKS_API_KEY": KEY, "FIREWORKS_ACCOUNT_ID": "me"}.items():
+        monkeypatch.setenv(name, value)
+    done = CliRunner().invoke(cli, ["fireworks", "deploy", "--home", str(home)])
+    assert "not set: fireworks.base_model." in error_of(done)
+    assert "no effect" not in done.output
+
+
+@pytest.mark.parametrize("wrong", [{"account": "accounts/me"}, {"account": "m e"}, {"deployment": "a?b"}])
+def test_an_id_that_is_none_is_named(home: Path, wrong: dict[str, str]) -> None:
+    assert f"fireworks.{next(iter(wrong))}: expected the ID alone" in error_of(run(home, "deploy", "--yes", **wrong))
+
+
 def test_an_export_to_something_that_is_no_folder_is_named(home: Path) -> None:
     assert "/dev/full exists, and is no folder" in error_of(run(home, "export", "/dev/full"))
 

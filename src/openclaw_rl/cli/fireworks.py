@@ -82,7 +82,7 @@ def _load_config(**options: Any) -> Config:
     """Return the settings, with the notices that concern this command."""
     loaded = load_settings(**options)
     for notice in loaded.notices:
-        if not notice.startswith("fireworks."):  # they need no engine.backend here
+        if "only with engine.backend fireworks" not in notice:  # these settings need no engine here
             echo_error(f"note: {notice}")
     return loaded.config
 

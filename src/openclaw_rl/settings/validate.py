@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from openclaw_rl.common.linear_regex import LinearPattern, PatternError
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.methods.registry import make_method
-from openclaw_rl.settings.schema import Config, EngineConfig, ServeConfig
+from openclaw_rl.settings.schema import SECRETS, Config, EngineConfig, ServeConfig
 from openclaw_rl.settings.schema_judge import EndpointConfig
 from openclaw_rl.settings.schema_train import TrainConfig
 
@@ -32,10 +32,29 @@ def _check_url(key: str, url: str | None) -> None:
     try:
         parts = urlsplit(url)
         sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        sound = sound and len(url.split()) == 1 and url == url.strip()
     except ValueError:  # unbalanced brackets, or an invalid port
         sound = False
     if not sound:
         raise ConfigError(f"{key}: expected an address like http://127.0.0.1:8001, got {url!r}")
+
+
+def _check_sent_keys(config: Config) -> None:
+    """Refuse keys that no HTTP header can hold, such as one with the line end of its file. The key is not shown."""
+    for name in SECRETS:
+        key = attrgetter(name)(config)
+        if name != "serve.api_key" and key and not re.fullmatch(r"[!-~]+", key):
+            raise ConfigError(
+                f"{name}: expected a key of ASCII characters without spaces or line ends, got one of {len(key)} "
+                "characters that has others. Set it without what surrounds the key"
+            )
+
+
+def _check_fireworks_ids(config: Config) -> None:
+    for name in ("fireworks.account", "fireworks.deployment"):
+        value = attrgetter(name)(config)
+        if value and not re.fullmatch(r"[A-Za-z0-9._-]+", value):
+            raise ConfigError(f"{name}: expected the ID alone, without accounts/ or a path, got {value!r}")
 
 
 def _check_origins(origins: Iterable[str]) -> None:
@@ -69,6 +88,8 @@ def validate(config: Config) -> None:
     _check_url("fireworks.url", config.fireworks.url)
     _check_url("judge.base_url", config.judge.base_url)
     _check_url("teacher.base_url", config.teacher.base_url)
+    _check_sent_keys(config)
+    _check_fireworks_ids(config)
     _check_patterns("collect.side_patterns", config.collect.side_patterns)
     _check_patterns("collect.client_prompt_patterns", config.collect.client_prompt_patterns)
     _check_patterns("serve.ephemeral_patterns", config.serve.ephemeral_patterns)
