@@ -7,8 +7,15 @@ from typing import Literal
 
 _RETRYABLE = frozenset({408, 409, 429})
 _KEY = re.compile(r"api[_ ]key", re.IGNORECASE)
-_RANK = re.compile(r"\blora\b.*\brank\b|\brank\b.*\b(must|max\w*|at most|between|exceed|support|allow)", re.IGNORECASE)
-_CONTEXT = re.compile(r"context|too (many tokens|long)|max(imum)?[ _](seq|length)", re.IGNORECASE)
+_RANK = re.compile(
+    r"lora.*rank\b|(\b|_)rank\b.*\b(must|max\w*|at most|between|exceed|support|allow)|max_rank\b", re.IGNORECASE
+)
+_CONTEXT = re.compile(
+    r"context(?! (deadline|cancell?ed))|too (many tokens|long)|max(imum)?[ _](seq|length|model_len)"
+    r"|\b(sequence|prompt|input|datum)\b.*\b(exceeds?|limit|maximum|longer than)\b",
+    re.IGNORECASE,
+)
+_DEADLINE = re.compile(r"deadline exceeded|timed out", re.IGNORECASE)
 _MODEL = re.compile(r"base[ _]?model|model .*not (found|supported)|unsupported model", re.IGNORECASE)
 _GONE = re.compile(r"\bmodel \S+ not loaded", re.IGNORECASE)
 _SESSION = re.compile(r"\bsession\b", re.IGNORECASE)
@@ -98,7 +105,9 @@ def is_session_gone(error: BaseException) -> bool:
 
 def is_transient(error: BaseException) -> bool:
     """Return whether the same call may succeed later."""
-    return is_unreachable(error) or is_model_gone(error) or _status_of(error) in _RETRYABLE
+    if is_unreachable(error) or is_model_gone(error) or _status_of(error) in _RETRYABLE:
+        return True
+    return _DEADLINE.search(str(error)) is not None
 
 
 def missing_model(model: str, offered: tuple[str, ...], *, url: str | None) -> str:

@@ -99,6 +99,11 @@ def test_a_checkpoint_that_is_never_there_ends_the_step(
         ("create", ValueError("LoRA rank 64 must be between 1 and 8"), TrainerAbsent, "Set train.lora.rank"),
         ("create", ValueError("no place for an adapter"), TrainerAbsent, "no place for an adapter"),
         ("forward", StatusError(400, "the sequence exceeds the context"), TooLarge, "engine.max_context"),
+        ("forward", StatusError(400, "the input has 40 tokens, limit 32"), TooLarge, "engine.max_context"),
+        ("forward", StatusError(400, "total_len 40 > max_model_len 32"), TooLarge, "engine.max_context"),
+        ("forward", StatusError(400, "context deadline exceeded"), TrainerAbsent, "failed .context deadline exceeded"),
+        ("forward", RequestFailedError("worker timed out", "unknown"), TrainerAbsent, "failed .worker timed out"),
+        ("create", StatusError(422, "lora_config.lora_rank must be at most 32"), TrainerAbsent, "Set train.lora.rank"),
         (
             "forward_backward",
             ValueError("Model model_1 not loaded (likely stale request)"),
