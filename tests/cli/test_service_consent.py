@@ -8,8 +8,8 @@ import click
 import pytest
 from tests.engines.remote.fireworks_server import FireworksDouble
 
+from openclaw_rl.cli import chat, service_consent
 from openclaw_rl.cli import main as command_line
-from openclaw_rl.cli import service_consent
 from openclaw_rl.cli.service_consent import require_consent
 from openclaw_rl.errors import ConfigError, EngineError
 from openclaw_rl.settings.load import Config, from_flat
@@ -115,6 +115,28 @@ def test_the_command_asks_before_it_starts(tmp_path: Path, monkeypatch: pytest.M
     for more in (["--yes"], []):
         command_line.cli([*words, *more], standalone_mode=False)
     assert started == [SERVE, SERVE]
+
+
+def test_chat_asks_before_it_starts_a_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system that it starts has no terminal to ask in."""
+    asked: list[str] = []
+
+    class StartedSystem(Exception):
+        pass
+
+    def start(config: Config) -> None:
+        raise StartedSystem
+
+    monkeypatch.setattr(chat, "SubprocessSystem", start)
+    words = ["chat", "--home", str(tmp_path), "--backend", "tinker"]
+    with pytest.raises(ConfigError, match="before you agree"):
+        command_line.cli([*words], standalone_mode=False)
+    monkeypatch.setattr(service_consent.sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(service_consent.click, "confirm", lambda text, **options: asked.append(text))
+    for _ in range(2):
+        with pytest.raises(StartedSystem):
+            command_line.cli([*words], standalone_mode=False)
+    assert asked == ["Continue?"], "once"
 
 
 def test_fireworks_is_asked_nothing_before_the_yes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -224,8 +224,16 @@ def doctor(
 def chat(**options: Any) -> None:
     """Chat with the model in the terminal and watch it learn. Starts the system if needed."""
     from openclaw_rl.cli.chat import run_chat
+    from openclaw_rl.cli.service_consent import require_consent
+    from openclaw_rl.supervisor.supervisor import with_required_workers
 
-    run_chat(load_config(**options), before_start=lambda: load_settings(**options))
+    config = load_config(**options)
+
+    def check_start() -> None:
+        load_settings(**options)
+        require_consent(config, with_required_workers(config, _WORKER_COMMANDS["up"].workers), yes=False)
+
+    run_chat(config, before_start=check_start)
 
 
 @cli.group()
