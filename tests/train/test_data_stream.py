@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -125,6 +126,20 @@ def test_a_reader_that_ends_without_an_answer_loses_nothing(
             take_step(local, batch)
             assert batch.acknowledge()
     assert world.used() == {1: given}
+
+
+def test_a_reader_that_ends_between_the_weights_and_the_batch_gives_its_place_back(world: World) -> None:
+    """A train worker that waits after it said which weights to begin from, as for space on a disk."""
+    with started_command(world) as program:
+        program.read_message("welcome")
+        while (link := world.trainer._socket.find_trainer()) is None:
+            time.sleep(0.01)
+        link.send({"load": {"folder": None}}, within=60.0)
+        assert link.receive("loaded", within=60.0)
+        program.answers.close()
+        assert program.process.wait(60) == 0
+    with connect_when_free(world.config.home_dir):
+        pass
 
 
 def wait_for_end(program: StreamProgram) -> list[str]:

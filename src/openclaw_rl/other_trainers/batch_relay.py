@@ -58,7 +58,9 @@ class BatchRelay:
     def _relay_next(self) -> bool:
         """Wait for a batch or for answers, and pass them on. Return False at the end of the answers."""
         if self._batch is None and self._stream.has_message():
-            self._write_batch(self._stream.current_batch())
+            if (batch := self._stream.receive_batch()) is None:
+                return True  # the batch may come much later
+            self._write_batch(batch)
         watched: list[int | BatchStream] = [self._source, self._stream]
         ready = select.select(watched, [], [])[0]
         if self._batch is not None and self._stream in ready:

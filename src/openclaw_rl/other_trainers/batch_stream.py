@@ -147,16 +147,21 @@ class BatchStream:
     def current_batch(self) -> TurnBatch:
         """Return the batch that is not answered yet, or wait for the next one."""
         while self._batch is None or self._batch.is_answered:
-            message = self._read()
-            if "load" in message:
-                self._load = StartWeights(message["load"]["folder"])
-                self._send({"loaded": True})
-            elif "batch" in message:
-                about, load = message["batch"], self._load
-                self._load = None
-                self._batch = TurnBatch(about["id"], about["version"], about["folder"], about["rows"], load, self)
-            else:
-                raise StreamEnded(f"unexpected message {sorted(message)}")
+            self.receive_batch()
+        return self._batch
+
+    def receive_batch(self) -> TurnBatch | None:
+        """Wait for one message. Return the batch in it; None if it has the weights from which to begin."""
+        message = self._read()
+        if "load" in message:
+            self._load = StartWeights(message["load"]["folder"])
+            self._send({"loaded": True})
+            return None
+        if "batch" not in message:
+            raise StreamEnded(f"unexpected message {sorted(message)}")
+        about, load = message["batch"], self._load
+        self._load = None
+        self._batch = TurnBatch(about["id"], about["version"], about["folder"], about["rows"], load, self)
         return self._batch
 
     def has_message(self) -> bool:
