@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from openclaw_rl.common.policy_digest import TINKER_FILE, digest_of_folder
 from openclaw_rl.errors import ModelError, TrainerAbsent
 from openclaw_rl.learner.loss.distillation import term_slices
 from openclaw_rl.learner.loss.policy_loss import make_loss_config, micro_batch_loss
+from openclaw_rl.learner.tinker.training_budget import USAGE_FILE, TrainingBudget
 from openclaw_rl.methods.registry import make_method
 from openclaw_rl.methods.types import BatchLogprobs, Sample
 from openclaw_rl.settings.load import Config, from_flat
@@ -237,3 +239,22 @@ def test_a_version_of_another_base_rank_or_trainer_is_refused(make: Make, tmp_pa
     (tmp_path / "000002-b" / "adapter_config.json").write_text("{}")
     with pytest.raises(ModelError, match=r"weights of another trainer|adapter_model"):
         make().load(folder=str(tmp_path / "000002-b"), memory={})
+
+
+@pytest.mark.parametrize("damage", ["", "[]", "{}", '{"training_tokens": null}', "[" * 100_000])
+def test_a_damaged_token_count_is_one_line_with_the_path(tmp_path: Path, damage: str) -> None:
+    (tmp_path / USAGE_FILE).write_text(damage)
+    with pytest.raises(ModelError, match=f"{USAGE_FILE} cannot be read .*remove it to count from zero") as caught:
+        TrainingBudget(tmp_path, 100)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_token_count_is_on_the_disk_before_it_takes_the_place_of_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power failure leaves the old count or the new one, and no empty file."""
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_size))
+    TrainingBudget(tmp_path, 100).spend_tokens(7, trained=True)
+    assert synced == [(tmp_path / USAGE_FILE).stat().st_size]
+    assert TrainingBudget(tmp_path, 100).total == 7

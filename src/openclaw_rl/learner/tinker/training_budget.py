@@ -25,7 +25,7 @@ class TrainingBudget:
             return 0
         try:
             return int(json.loads(self._file.read_text(encoding="utf-8"))["training_tokens"])
-        except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise ModelError(
                 f"{self._file} cannot be read ({error}). Correct it, or remove it to count from zero"
             ) from None
@@ -50,7 +50,12 @@ class TrainingBudget:
         else:
             self.scored += count
         fresh = self._file.with_suffix(".new")
-        fresh.write_text(json.dumps({"training_tokens": self.total}), encoding="utf-8")
+        with fresh.open("w", encoding="utf-8") as file:
+            file.write(json.dumps({"training_tokens": self.total}))
+            file.flush()
+            os.fsync(
+                file.fileno()
+            )  # else a power failure may leave it empty, and nothing is trained until it is removed
         os.replace(fresh, self._file)  # noqa: PTH105 - the atomic one
 
     def _require_left(self, tokens: int) -> None:
