@@ -18,7 +18,8 @@ from tests.train.external_world import World, connect_when_free, take_step
 
 from openclaw_rl.common.progress import progress_count
 from openclaw_rl.learner.trainer import LocalTrainer
-from openclaw_rl.other_trainers.batch_stream import PROTOCOL, BatchStream, StartWeights, TurnBatch
+from openclaw_rl.other_trainers import batch_stream
+from openclaw_rl.other_trainers.batch_stream import PROTOCOL, BatchStream, StartWeights, StreamEnded, TurnBatch
 from openclaw_rl.other_trainers.trainer_socket import TrainerGone, TrainerLink, TrainerSocket
 from openclaw_rl.store.heartbeats import AttemptLog
 from openclaw_rl.store.lineage import policies
@@ -144,6 +145,19 @@ def test_a_trainer_that_connects_while_the_socket_closes_is_let_go(
         trainer.settimeout(60)
         assert b"welcome" in trainer.recv(1 << 16)
         assert trainer.recv(1) == b"", "the connection has ended"
+
+
+@pytest.mark.timeout(60)
+def test_a_frozen_train_worker_is_one_line_for_who_asks_about_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel takes the connection, and nobody answers."""
+    monkeypatch.setattr(batch_stream, "DESCRIBE_SECONDS", 0.2)
+    with closing(socket.socket(socket.AF_UNIX)) as listening:
+        listening.bind(str(tmp_path / "trainer.sock"))
+        listening.listen(1)
+        with pytest.raises(StreamEnded, match=r"the train worker does not answer within 0\.2 s"):
+            BatchStream.describe_worker(tmp_path)
 
 
 @contextmanager

@@ -29,6 +29,8 @@ from typing import Any, NoReturn
 
 SOCKET_NAME = "trainer.sock"
 PROTOCOL = 1
+DESCRIBE_SECONDS = 15.0
+"""Seconds within which a train worker says who it is. It may be busy with another program that says nothing."""
 
 
 class StreamEnded(Exception):
@@ -133,8 +135,11 @@ class BatchStream:
 
     @classmethod
     def describe_worker(cls, home: str | Path) -> dict[str, Any]:
-        """Return the worker's `welcome` and, as `trainer`, who is connected or None. Takes no trainer's place."""
-        with cls(_open_connection(Path(home)), {"describe": {}}) as stream:
+        """Return the worker's `welcome` and, as `trainer`, who is connected or None. Takes no trainer's place.
+
+        Raises `StreamEnded` also if the worker does not answer within `DESCRIBE_SECONDS`, as one that is frozen.
+        """
+        with cls(_open_connection(Path(home), within=DESCRIBE_SECONDS), {"describe": {}}) as stream:
             return stream.welcome
 
     def __iter__(self) -> Iterator[TurnBatch]:
@@ -222,6 +227,8 @@ class BatchStream:
         while b"\n" not in self._received:
             try:
                 more, why = self._connection.recv(1 << 20), ""
+            except TimeoutError:
+                raise StreamEnded(f"the train worker does not answer within {DESCRIBE_SECONDS:g} s") from None
             except OSError as error:
                 more, why = b"", f" ({error})"
             if not more:
@@ -234,9 +241,11 @@ class BatchStream:
         return message
 
 
-def _open_connection(home: Path) -> socket.socket:
+def _open_connection(home: Path, *, within: float | None = None) -> socket.socket:
+    """Connect. `within`: seconds that each wait for the worker may take; None: without a limit."""
     path = home.expanduser() / SOCKET_NAME
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(within)
     try:
         connection.connect(str(path))
     except OSError as error:

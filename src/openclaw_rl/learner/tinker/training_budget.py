@@ -53,9 +53,7 @@ class TrainingBudget:
         with fresh.open("w", encoding="utf-8") as file:
             file.write(json.dumps({"training_tokens": self.total}))
             file.flush()
-            os.fsync(
-                file.fileno()
-            )  # else a power failure may leave it empty, and nothing is trained until it is removed
+            os.fsync(file.fileno())  # else a power failure may leave it empty, which stops training
         os.replace(fresh, self._file)  # noqa: PTH105 - the atomic one
 
     def _require_left(self, tokens: int) -> None:
