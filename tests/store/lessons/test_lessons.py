@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from sqlalchemy import Connection
+from sqlalchemy import Connection, update
 from tests.store.world import policy, serve
 
-from openclaw_rl.store import leases
+from openclaw_rl.store import leases, schema
 from openclaw_rl.store.db import Store
-from openclaw_rl.store.lessons import lessons, removal
+from openclaw_rl.store.lessons import lessons, practice_turns, removal
 from openclaw_rl.store.lessons.lessons import Lesson, LessonState
 from openclaw_rl.store.lessons.scopes import LessonScope, PromptContext, user_scope
 from openclaw_rl.store.lineage import policies
@@ -195,3 +195,31 @@ def test_turns_that_are_taken_back_take_their_lessons(store: Store) -> None:
         lessons.reinforce(conn, "aa", "a", at=1.0)
         removal.take_back(conn, ["a"], "undone", at=2.0)
         assert lessons.list_lessons(conn) == []
+
+
+@pytest.mark.parametrize(
+    ("version", "name", "at", "is_said"),
+    [
+        (1, DEFAULT_NAME, 4.0, True),
+        (0, DEFAULT_NAME, 4.0, False),
+        (1, "user/bob", 4.0, False),
+        (1, DEFAULT_NAME, 2.5, False),
+    ],
+)
+def test_a_learned_lesson_is_said_again(store: Store, version: int, name: str, at: float, is_said: bool) -> None:
+    """Of a reply of its own policy, since it was learned, and after its divergence was measured."""
+    with store.write() as conn:
+        policies.ensure_root(conn, base="base", identity="i", at=1.0)
+        lease = leases.acquire(conn, "trainer", holder="t", now=1.0, ttl=60.0)
+        assert lease is not None
+        policies.publish(conn, lease, policy(1, 0), [], 2.0)
+        put(conn, SHORT)
+        lessons.record_divergence(conn, "aa", 1, 0.01, at=3.0)
+        lessons.mark_learned(conn, "aa", 1)
+        serve(conn, "a")
+        conn.execute(update(schema.exchanges).values(version=version))
+        conn.execute(update(schema.policies).where(schema.policies.c.version == 1).values(name=name))
+        lessons.reinforce(conn, "aa", "a", at=at)
+        lesson = lessons.get(conn, "aa")
+        assert lesson is not None
+        assert practice_turns.is_said_again(conn, lesson) == is_said

@@ -259,7 +259,7 @@ def measured_versions(conn: Connection, lesson: str, line: Collection[int]) -> l
 def is_said_again(conn: Connection, lesson: Lesson) -> bool:
     """Return whether a learned lesson was said again since its divergence was measured last.
 
-    Only words about replies of versions that are to follow it count.
+    Only words about replies of versions that are to follow it count: of its policy, since it was learned.
     """
     given, measured = t.lesson_turns.c, t.lesson_divergences.c
     last = select(func.max(measured.at)).where(measured.lesson == lesson.id).scalar_subquery()
@@ -268,6 +268,8 @@ def is_said_again(conn: Connection, lesson: Lesson) -> bool:
         given.at > last,
         t.exchanges.c.id == given.turn,
         t.exchanges.c.version >= lesson.learned_version,
+        t.policies.c.version == t.exchanges.c.version,
+        t.policies.c.name == lesson.policy,
     )
     return bool(conn.execute(select(said)).scalar_one())
 
