@@ -9,6 +9,7 @@ the process, or prints what a test prints, proves nothing. The standard library 
 The result is written when every process that the tests started is gone, in place of whatever they left in its folder.
 """
 
+import contextlib
 import ctypes
 import json
 import os
@@ -100,7 +101,8 @@ def end_processes() -> bool:
             while above in parents and above != os.getpid():
                 above = parents[above]
             if above == os.getpid() != pid:
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # it has ended
+                    os.kill(pid, signal.SIGKILL)
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
