@@ -42,6 +42,7 @@ def test_there_are_as_many_tasks_as_the_documentation_says() -> None:
     assert {kind: len(list((TOP / kind).iterdir())) for kind in KINDS} == KINDS
 
 
-def test_the_repositories_have_the_shipped_verifier() -> None:
-    for task in (TOP / "swe").iterdir():
-        assert (task / "tests" / "run_tests.py").read_text() == (ASSETS / "environments" / "run_tests.py").read_text()
+@pytest.mark.parametrize(("name", "count"), [("run_tests.py", 8), ("write_result.py", 11)])
+def test_tasks_have_the_shipped_verifier(name: str, count: int) -> None:
+    texts = [file.read_text() for file in TOP.glob(f"*/*/tests/{name}")]
+    assert texts == [(ASSETS / "environments" / name).read_text()] * count

@@ -41,7 +41,8 @@ timeout_sec = 1800.0
 allow_internet = false
 """
 _DOCKERFILE = "FROM debian:12-slim\nWORKDIR /app\nCOPY files/ /app/\n"
-_TEST = "#!/bin/sh\nexec python3 -I /tests/run_tests.py /app\n"
+_VERIFIER = ("run_tests.py", "write_result.py")
+_TEST = "#!/bin/sh\nexec python3 -I /tests/write_result.py python3 -I /tests/run_tests.py /app\n"
 _SOLUTION = """#!/bin/sh
 set -e
 while IFS= read -r file; do rm -f "/app/$file"; done </solution/removed.txt
@@ -117,7 +118,7 @@ def _read_instance(line: str, where: str) -> dict[str, Any]:
 def _make_folder(instance: Mapping[str, Any], folder: Path, checkouts: Path) -> None:
     repository = checkouts / instance["repo"].replace("/", "__")
     commit = _resolve_commit(repository, instance["base_commit"])
-    verifier = (ASSETS / "environments" / "run_tests.py").read_bytes()
+    verifier = b"".join((ASSETS / "environments" / name).read_bytes() for name in _VERIFIER)
     stamp = hashlib.sha256(json.dumps([instance, commit], sort_keys=True).encode() + verifier).hexdigest()
     if (folder / _STAMP).is_file() and (folder / _STAMP).read_text() == stamp:
         return
@@ -152,7 +153,8 @@ def _fill_folder(instance: Mapping[str, Any], folder: Path, repository: Path) ->
         shutil.rmtree(patched)
     _write_text(folder / "environment" / "Dockerfile", _DOCKERFILE)
     _write_text(folder / "tests" / "tests.json", json.dumps({**tests, "overlay": True}, indent=2) + "\n")
-    shutil.copyfile(ASSETS / "environments" / "run_tests.py", folder / "tests" / "run_tests.py")
+    for name in _VERIFIER:
+        shutil.copyfile(ASSETS / "environments" / name, folder / "tests" / name)
     _write_text(folder / "tests" / "test.sh", _TEST, mode=0o755)
     _write_text(folder / "solution" / "solve.sh", _SOLUTION, mode=0o755)
 

@@ -1,28 +1,3 @@
 #!/bin/sh
-# The script is run on files that the model has not seen; only what it leaves counts.
-mkdir -p /logs/verifier
-echo 0 >/logs/verifier/reward.txt
-work=$(mktemp -d) && mkdir "$work/in there" && cd "$work/in there" || exit 0
-show() { find . -type f -printf '%P\n' | LC_ALL=C sort | while IFS= read -r f; do echo "$f=$(cat "$f")"; done; }
-run() { (cd / && timeout 10 sh /app/rotate.sh "$work/in there/a b.log" "$1" >/dev/null 2>&1); }
-for n in 1 2 4 10 12; do echo "$n" >"a b.log.$n"; done
-for n in old 1.gz 01; do echo "$n" >"a b.log.$n"; done
-echo new >"a b.log"; chmod 640 "a b.log"
-before=$(show)
-if run 0; then exit 0; fi
-if run 2x; then exit 0; fi
-if run ""; then exit 0; fi
-[ "$(show)" = "$before" ] || exit 0
-run 11 || exit 0
-[ "$(show)" = "$(cat /tests/first.txt)" ] || exit 0
-[ "$(stat -c %a 'a b.log')" = 640 ] || exit 0
-run 11 || exit 0
-[ "$(show)" = "$(cat /tests/first.txt)" ] || exit 0
-echo newer >"a b.log"
-run 2 || exit 0
-[ "$(show)" = "$(cat /tests/second.txt)" ] || exit 0
-rm "a b.log"
-if run 2; then exit 0; fi
-[ ! -e "a b.log" ] || exit 0
-
-echo 1 >/logs/verifier/reward.txt
+# checks.sh runs the script of the policy, which may leave processes.
+exec python3 -I /tests/write_result.py sh /tests/checks.sh
