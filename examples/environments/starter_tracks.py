@@ -5,11 +5,10 @@ has an effect, and prose has none. So the form is what the starter learns.
 """
 
 import json
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from openclaw_rl.common.assets import ASSETS
+from openclaw_rl.environments.sources.swe_bench import put_verifier
 
 ROOT = Path(__file__).resolve().parents[2]
 TASKS = ROOT / "examples" / "environments" / "quiz_tasks.jsonl"
@@ -134,14 +133,13 @@ def write_swe_track(folder: Path) -> None:
                 "environment/files/facts/__init__.py": PACKAGE,
                 "environment/files/facts/answers.json": before,
                 "environment/files/tests/test_facts.py": test_others,
-                "tests/test.sh": "#!/bin/sh\nexec python3 -I /tests/run_tests.py /app\n",
                 "tests/tests.json": json.dumps(NAMED_TESTS, indent=2),
                 "tests/suite/test_facts.py": test_others,
                 "tests/suite/test_report.py": TEST_REPORT.format(question=question, answer=answer),
                 "solution/solve.sh": f"#!/bin/sh\n- {answer}\n",
             },
         )
-        shutil.copyfile(ASSETS / "environments" / "run_tests.py", folder / name / "tests" / "run_tests.py")
+        put_verifier(folder / name / "tests")
 
 
 PAGE = """<!doctype html>

@@ -153,10 +153,15 @@ def _fill_folder(instance: Mapping[str, Any], folder: Path, repository: Path) ->
         shutil.rmtree(patched)
     _write_text(folder / "environment" / "Dockerfile", _DOCKERFILE)
     _write_text(folder / "tests" / "tests.json", json.dumps({**tests, "overlay": True}, indent=2) + "\n")
-    for name in _VERIFIER:
-        shutil.copyfile(ASSETS / "environments" / name, folder / "tests" / name)
-    _write_text(folder / "tests" / "test.sh", _TEST, mode=0o755)
+    put_verifier(folder / "tests")
     _write_text(folder / "solution" / "solve.sh", _SOLUTION, mode=0o755)
+
+
+def put_verifier(folder: Path) -> None:
+    """Put the programs of the verifier into a folder `tests` that has `tests.json`, and maybe `suite`."""
+    for name in _VERIFIER:
+        shutil.copyfile(ASSETS / "environments" / name, folder / name)
+    _write_text(folder / "test.sh", _TEST, mode=0o755)
 
 
 def _test_name(name: str) -> str:
