@@ -18,13 +18,14 @@ from tests.train.conftest import put
 from openclaw_rl.cli.main import cli
 from openclaw_rl.common.images.image_prompt import digest_part
 from openclaw_rl.common.message_hash import EphemeralMatcher
+from openclaw_rl.common.rules.lesson_topics import load_topics
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.gates.reply_source import NoGateway, RepliesDelayed
 from openclaw_rl.methods.registry import make_method
 from openclaw_rl.methods.types import Sample, StepResult
 from openclaw_rl.practice import plan, prompts
 from openclaw_rl.practice.make_practice import make_practice
-from openclaw_rl.practice.prompts import MAX_REPLY_TOKENS
+from openclaw_rl.practice.prompts import MAX_REPLY_TOKENS, PromptSelector
 from openclaw_rl.render.hint import lessons_hint, with_hint
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.settings.load import from_flat
@@ -469,6 +470,29 @@ def test_a_learned_lesson_is_measured_again_after_it_is_said_again(
     assert steps_of_practice(word=first) == 0, "the weights did not yet follow it"
     assert steps_of_practice(word=second) == 1
     assert (steps_of_practice(), state_of(store, "aa")) == (0, LessonState.LEARNED)
+
+
+def test_the_order_of_prompts_depends_on_the_seed_alone(
+    store: Store, make_loop: MakeLoop, fill: Fill, renderer: Renderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not on the order in which the store returns them: that of their ids, which are random."""
+    asked = [fill(store, 1, question=f"Where is the {name}?")[0] for name in ("Louvre", "Prado", "Uffizi", "Tate")]
+    add_lesson(store, SHORT, asked[:1])
+    make_loop()  # the root of the policies
+    selector = PromptSelector(
+        renderer=renderer, transient=EphemeralMatcher([]), key=store.secret, read_topics=lambda: load_topics(None)
+    )
+
+    def choose() -> list[str]:
+        with store.read() as conn:
+            head = policies.get_many(conn, {0})[0]
+            chosen = selector.select_prompts(conn, plan.plan_practice(conn, head, 2.0), head, count=4, seed=1)
+        return [prompt.exchange.request.id for prompt in chosen]
+
+    first, get = choose(), exchanges.get_readable
+    monkeypatch.setattr(exchanges, "get_readable", lambda *given: dict(reversed(get(*given).items())))
+    assert sorted(first) == sorted(asked)
+    assert choose() == first
 
 
 def test_measurements_of_several_users_do_not_ask_for_one_another(
