@@ -72,7 +72,7 @@ class PromptSelector:
         rng = random.Random(seed)
         by_lesson: dict[str, list[PracticePrompt]] = {lesson.id: [] for lesson in plan.targets}
         ids = _newest_prompts(conn, plan.targets, head.identity, owner)
-        found = exchanges.get_readable(conn, ids)  # in the order of the ids, which are random
+        found = exchanges.get_readable(conn, ids)  # sorted by id, and so in a random order
         for exchange in (found[id_] for id_ in ids if id_ in found):
             made = self._make_prompt(conn, plan, head.name, exchange)
             for lesson in made.lessons if made is not None else ():
