@@ -36,7 +36,7 @@ def write_tracks(folder: Path) -> list[tuple[str, ...]]:
     """
     sys.path.insert(0, str(_EXAMPLES))
     try:
-        importlib.import_module("terminal_demo").write_track(folder)
+        importlib.import_module("starter_tracks").write_terminal_track(folder)
     finally:
         sys.path.remove(str(_EXAMPLES))
     sources = []

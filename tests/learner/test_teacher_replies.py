@@ -12,10 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
 from openclaw_rl.learner.forward.packing import TokenSequence
 from openclaw_rl.learner.trainer import LocalTrainer
-from openclaw_rl.methods.types import Sample
+from openclaw_rl.methods.teacher_replies import SampledTeacherTerm
+from openclaw_rl.methods.types import BatchLogprobs, Sample
 
 Make = Callable[..., LocalTrainer]
 Draw = Callable[..., list[Sample]]
@@ -178,3 +182,48 @@ def test_a_sure_policy_comes_back_by_the_teachers_replies_alone(trainer: Make, f
     assert policy.follow(first, 40, teacher=4) > 0.999
     assert policy.follow(second, 5, teacher=0) < 0.01
     assert policy.follow(second, 8, teacher=4) > 0.5
+
+
+@given(arrays(np.float64, (2, 5), elements=st.floats(-2, 2)))
+def test_the_tokens_of_the_teacher_give_the_gradient_of_the_forward_kl_on_average(logits: np.ndarray) -> None:
+    """Over all tokens y ~ T: E[A grad log pi(y)] = -grad KL(T || pi), where no ratio pi / T is above the bound's 2."""
+    student, teacher = torch.from_numpy(logits[0]).requires_grad_(), torch.from_numpy(logits[1]).log_softmax(-1)
+    logps = student.log_softmax(-1)
+    found = SampledTeacherTerm().loss_terms(evidence_of_tokens(logps.detach().numpy(), teacher.numpy()), {})[0]
+    advantages = torch.from_numpy(np.concatenate(found.advantages))
+    ratios = (logps.detach() - teacher).exp()
+    torch.testing.assert_close(advantages, (1 - ratios).clamp(min=-1))
+    assume(bool((ratios <= 2).all()))
+    (estimated,) = torch.autograd.grad((teacher.exp() * advantages * logps).sum(), student, retain_graph=True)
+    (exact,) = torch.autograd.grad((teacher.exp() * (teacher - logps)).sum(), student)
+    torch.testing.assert_close(estimated, -exact, rtol=1e-9, atol=1e-12)
+
+
+def evidence_of_tokens(student: np.ndarray, teacher: np.ndarray) -> BatchLogprobs:
+    """Each token of a vocabulary as a teacher's reply of its own, with a hint."""
+    samples = [
+        Sample(
+            turn=f"t{token}",
+            agent="a",
+            prompt_ids=np.array([1], np.int32),
+            response_ids=np.array([token], np.int32),
+            logprobs=teacher[[token]].astype(np.float32),
+            mask=np.ones(1, bool),
+            temperature=1.0,
+            version=0,
+            reward=None,
+            hinted_prompts=(np.array([2], np.int32),),
+            from_teacher=True,
+        )
+        for token in range(len(student))
+    ]
+    return BatchLogprobs(
+        samples=samples,
+        student_logprobs=[student[[token]] for token in range(len(student))],
+        teacher_logprobs=[[teacher[[token]]] for token in range(len(student))],
+    )
+
+
+def test_a_token_that_the_teacher_rules_out_is_bounded() -> None:
+    evidence = evidence_of_tokens(np.array([-0.1, -3.0]), np.array([-2000.0, -0.01]))
+    assert SampledTeacherTerm().loss_terms(evidence, {})[0].advantages[0].tolist() == [-1.0]

@@ -8,10 +8,58 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
+
+from openclaw_rl.methods.hint_selection import FloatArray, mix_teachers
 from openclaw_rl.methods.topk_distillation import TopKDistillation
-from openclaw_rl.methods.types import AnyTerm, BatchLogprobs, CreditMethod, Sample, TopKScores
+from openclaw_rl.methods.types import (
+    AnyTerm,
+    BatchLogprobs,
+    CreditMethod,
+    PolicyGradientTerm,
+    Sample,
+    TopKScores,
+)
+from openclaw_rl.types import Logprobs
+
+MIN_ADVANTAGE = -1.0  # of a teacher's token that the policy finds much likelier than the teacher does
+
+
+class TeacherTerm(Protocol):
+    """The term on the replies that the teacher sampled."""
+
+    def loss_terms(self, evidence: BatchLogprobs, memory: Mapping[str, Any]) -> Sequence[AnyTerm]:
+        """Return one term over the samples with hints."""
+
+
+class SampledTeacherTerm:
+    """The forward KL(T || pi) by the teacher's tokens alone, for trainers without the log-probabilities of others.
+
+    A_t = 1 - pi(y_t) / T(y_t), at least -1: an estimate of the gradient of KL(T_t || pi_t) where y_t ~ T_t. It is
+    unbiased before the bound, as E_T[(pi / T) d log pi] = 0 takes nothing away, and 0 where both agree.
+    """
+
+    def loss_terms(self, evidence: BatchLogprobs, memory: Mapping[str, Any]) -> tuple[PolicyGradientTerm, ...]:
+        """Return one term over the samples with hints; several hints are an even mixture of teachers."""
+        triples = list(zip(evidence.samples, evidence.student_logprobs, evidence.teacher_logprobs, strict=True))
+        return (
+            PolicyGradientTerm(
+                name="teacher_replies",
+                weight=1.0,
+                advantages=tuple(_sampled_advantages(logp, hinted) for _, logp, hinted in triples),
+                masks=tuple(sample.mask & bool(hinted) for sample, _, hinted in triples),
+            ),
+        )
+
+
+def _sampled_advantages(logp: Logprobs, hinted: Sequence[Logprobs]) -> FloatArray:
+    if not hinted:
+        return np.zeros(len(logp))
+    with np.errstate(over="ignore"):  # an infinite ratio is bounded like a large one
+        advantages: FloatArray = np.maximum(-np.expm1(logp - mix_teachers(hinted)), MIN_ADVANTAGE)
+    return advantages
 
 
 class TeacherReplies(CreditMethod):
@@ -24,10 +72,13 @@ class TeacherReplies(CreditMethod):
     uses_hints = True
 
     def __init__(self, method: CreditMethod, *, top: int) -> None:
+        """`top`: N; 0: by the token of the reply alone (`SampledTeacherTerm`)."""
         self._method, self.uses_reward, self.topk_size = method, method.uses_reward, top
-        self._teacher_term = TopKDistillation(
-            name="teacher_replies", of="teacher", top=top, divergence="forward", cap=1.0, hint_choice="overlap"
-        )
+        self._teacher_term: TeacherTerm = SampledTeacherTerm()
+        if top:
+            self._teacher_term = TopKDistillation(
+                name="teacher_replies", of="teacher", top=top, divergence="forward", cap=1.0, hint_choice="overlap"
+            )
 
     def loss_terms(self, evidence: BatchLogprobs, memory: Mapping[str, Any]) -> tuple[AnyTerm, ...]:
         """Return the terms of both kinds of replies; each has its own denominator."""
@@ -42,13 +93,17 @@ class TeacherReplies(CreditMethod):
 def _without_signal(evidence: BatchLogprobs, *, from_teacher: bool) -> BatchLogprobs:
     """Remove scores, hints and teachers of the samples of one kind, so that no term has them."""
     gone = [sample.from_teacher == from_teacher for sample in evidence.samples]
-    rows = list(zip(gone, evidence.samples, evidence.teacher_logprobs, evidence.topk_scores, strict=True))
     return replace(
         evidence,
-        samples=[replace(s, reward=None, hinted_prompts=()) if out else s for out, s, _, _ in rows],
-        teacher_logprobs=[() if out else logprobs for out, _, logprobs, _ in rows],
-        topk_scores=[
+        samples=[
+            replace(sample, reward=None, hinted_prompts=()) if out else sample
+            for out, sample in zip(gone, evidence.samples, strict=True)
+        ],
+        teacher_logprobs=[
+            () if out else logprobs for out, logprobs in zip(gone, evidence.teacher_logprobs, strict=True)
+        ],
+        topk_scores=[  # there are none without top log-probabilities
             TopKScores(student=scores.student, teachers=(), teacher_on_student_topk=()) if out else scores
-            for out, _, _, scores in rows
+            for out, scores in zip(gone, evidence.topk_scores, strict=bool(evidence.topk_scores))
         ],
     )

@@ -53,7 +53,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[SkyrlServer]:
-    with SkyrlServer(tmp_path_factory.mktemp("server"), model) as started:
+    # The SDK keeps each session of this process alive, and so the model of each trainer of these tests.
+    with SkyrlServer(tmp_path_factory.mktemp("server"), model, adapters=40) as started:
         yield started
 
 

@@ -129,22 +129,54 @@ def test_a_step_too_far_is_taken_again_at_half_the_rate(make: Make, sdk: Trainin
 
 
 def test_what_cannot_be_computed_there_is_left_out_with_the_reason(make: Make, tmp_path: Path) -> None:
-    cool, taught = make_sample(7, 1.0, temperature=0.6), make_sample(8, 1.0, from_teacher=True)
-    result = take_step(make(), tmp_path / "000001-a", [*BATCH, cool, taught])
+    cool = make_sample(7, 1.0, temperature=0.6)
+    result = take_step(make(), tmp_path / "000001-a", [*BATCH, cool])
     assert "temperature 0.6; Tinker computes at temperature 1" in result.dropped["t7"]
-    assert "no loss for it" in result.dropped["t8"]
     nothing = take_step(make(), tmp_path / "000001-b", [cool])
     assert (nothing.folder, set(nothing.dropped)) == (None, {"t7"})
 
 
-def test_a_turn_with_a_sample_that_can_be_computed_is_kept(make: Make, tmp_path: Path) -> None:
-    """A turn whose prompt had lessons has two samples: as it was sampled, and under the plain prompt."""
-    second = replace(BATCH[0], reward=None, from_teacher=True, hinted_prompts=(BATCH[0].prompt_ids,))
-    result = take_step(make(), tmp_path / "000001-a", [*BATCH, second])
+def under_lessons(sample: Sample) -> Sample:
+    """The second sample of a turn whose prompt had lessons: it teaches the plain prompt."""
+    return replace(sample, reward=None, on_policy=False, from_teacher=True, hinted_prompts=(np.array([7], np.int32),))
+
+
+def test_a_turn_with_lessons_counts_once(make: Make, tmp_path: Path) -> None:
+    result = take_step(make(), tmp_path / "000001-a", [*BATCH, under_lessons(BATCH[0])])
     assert "t1" not in result.dropped
     assert result.metrics["turns"] == len(BATCH)
-    alone = take_step(make(), tmp_path / "000001-b", [*BATCH[1:], second])
-    assert "no loss for it" in alone.dropped["t1"]
+    assert "loss/teacher_replies" in result.metrics
+
+
+def test_replies_under_lessons_move_the_plain_prompt_toward_the_teacher(
+    make: Make, sdk: TrainingSdk, tmp_path: Path
+) -> None:
+    """The advantages in float64, the KL penalty without these tokens, and what steps on them do."""
+    settings = {"train.method": "opd", "train.loss.kl_coef": 0.1, "train.optimizer.learning_rate": 0.05}
+    batch = [under_lessons(make_sample(n, None)) for n in range(1, 5)]
+    trainer = make(**settings, **{"train.safety.max_step_kl": 1e9})
+    result = take_step(trainer, tmp_path / "000001-a", batch)
+    delta = torch.zeros(16, 16, dtype=torch.float64, requires_grad=True)
+    total, tokens = torch.zeros((), dtype=torch.float64), 0
+    for sample in batch:
+        reply = sample.response_ids.tolist()
+        student = sequence_logprobs(base_logits() + delta, [int(sample.prompt_ids[-1]), *reply[:-1]], reply)
+        teacher = sequence_logprobs(base_logits(), [7, *reply[:-1]], reply)
+        advantage = (1 - (student.detach() - teacher).exp()).clamp(min=-1)
+        mask = torch.from_numpy(sample.mask)
+        total, tokens = total - (advantage * student)[mask].sum(), tokens + int(mask.sum())
+    (expected,) = torch.autograd.grad(total / tokens, delta)
+    assert expected.abs().max() > 1e-3
+    torch.testing.assert_close(sdk.gradients[0], expected, rtol=1e-4, atol=1e-6)
+
+    def first_tokens() -> float:
+        """The mean log-probability of the first tokens, in whose prediction alone the hint makes a difference."""
+        return float(np.mean([logprobs[0] for logprobs in trainer.score(batch)]))
+
+    trainer.load(folder=None, memory={})
+    before, wanted = first_tokens(), np.mean([base_logits()[7].log_softmax(-1)[s.response_ids[0]] for s in batch])
+    trainer.load(folder=result.folder, memory=result.memory)
+    assert abs(first_tokens() - wanted) < abs(before - wanted)
 
 
 def test_without_a_gradient_there_is_no_step(make: Make, sdk: TrainingSdk, tmp_path: Path) -> None:

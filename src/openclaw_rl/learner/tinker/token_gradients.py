@@ -44,6 +44,7 @@ def compute_token_gradients(
     """
     logp_K = torch.cat([batch.student[i] for i in members]).double().requires_grad_()
     lengths = torch.tensor([len(batch.samples[i].response_ids) for i in members])
+    from_teacher = torch.tensor([batch.samples[i].from_teacher for i in members])
     loss = micro_batch_loss(
         logp_K=logp_K,
         mu_K=torch.cat([batch.sampled_logprobs(i) for i in members]).double(),
@@ -53,6 +54,7 @@ def compute_token_gradients(
         kl_denominator=len(members) * length_ema,
         config=make_loss_config(train),
         rows_K=torch.arange(len(members)).repeat_interleave(lengths),
+        sampled_K=~from_teacher.repeat_interleave(lengths) if from_teacher.any() else None,
     )
     (gradient_K,) = torch.autograd.grad(loss.total, logp_K, materialize_grads=True)
     advantage_K = -gradient_K.float()

@@ -38,6 +38,7 @@ from openclaw_rl.learner.tinker.datum_arrays import DatumArrays, make_datum
 from openclaw_rl.learner.tinker.token_gradients import TokenGradients, compute_token_gradients
 from openclaw_rl.learner.tinker.training_budget import TrainingBudget
 from openclaw_rl.learner.tinker.training_session import TrainingSession, forward_tokens, scoring_tokens
+from openclaw_rl.methods.teacher_replies import TeacherReplies
 from openclaw_rl.methods.token_credit import credit_by_token
 from openclaw_rl.methods.types import AnyTerm, CreditMethod, Sample, StepResult
 from openclaw_rl.settings.load import Config
@@ -189,12 +190,16 @@ class TinkerTrainer:
             teacher_entropy=[[] for _ in samples],
             tops=[],
         )
-        terms = self._method.loss_terms(batch.batch_logprobs(), self._method_state)
+        terms = self._method_for(samples).loss_terms(batch.batch_logprobs(), self._method_state)
         members = [i for i in range(len(samples)) if any(term.masks[i].any() for term in terms)]
         used = {samples[i].turn for i in members}
         dropped = {turn: why for turn, why in dropped.items() if turn not in used}  # a turn may have a second sample
         dropped |= {sample.turn: no_signal_reason(sample) for sample in samples if sample.turn not in used}
         return _Batch(batch, terms, members, dropped)
+
+    def _method_for(self, samples: Sequence[Sample]) -> CreditMethod:
+        """Return the method, with a term on the teacher's replies if there are any."""
+        return TeacherReplies(self._method, top=0) if any(s.from_teacher for s in samples) else self._method
 
     def _check_base(self, samples: Sequence[Sample], policy: Sequence[Logprobs]) -> None:
         """Compare the bases at each step that starts from the base, with what the local engine recorded.
@@ -218,13 +223,15 @@ class TinkerTrainer:
         data = [self._make_datum(batch, i, a) for i, a in zip(batch.members, gradients.advantages, strict=True)]
         sent = [datum for datum in data if datum.advantages.any()]
         full = scheduled_learning_rate(self._train, steps=self._steps, samples=self._samples_seen)
-        rows, scale = [batch.scored.rows[i] for i in batch.members], 1.0
+        # Over a teacher's replies the change would be no estimate of a KL divergence of the policy.
+        members = [i for i in batch.members if not batch.scored.samples[i].from_teacher] or batch.members
+        rows, scale = [batch.scored.rows[i] for i in members], 1.0
         while True:
             norm = self._take_step_once(sent, full * scale)
             if norm == 0:
                 return None
             after = [_to_tensor(found) for found in self._session.policy_logprobs(rows)]
-            metrics = policy_metrics(batch.scored, batch.members, after)
+            metrics = policy_metrics(batch.scored, members, after)
             if metrics["kl/step"] <= self._train.safety.max_step_kl or scale <= MIN_STEP_SCALE:
                 break
             scale /= 2
@@ -260,7 +267,8 @@ class TinkerTrainer:
     def _update_state(self, batch: _Batch, lengths: LengthEma) -> dict[str, float]:
         first = [i for i in batch.members if not batch.scored.samples[i].replay]  # averages count each turn once
         state = lengths.updated_state(batch.scored.trainable_tokens(first))
-        self._method_state = self._method.update_state([batch.scored.samples[i] for i in first], state)
+        samples = [batch.scored.samples[i] for i in first]
+        self._method_state = self._method_for(samples).update_state(samples, state)
         self._steps += 1
         self._samples_seen += len({batch.scored.samples[i].turn for i in first})
         stale = {turn for turn, why in batch.dropped.items() if why.startswith("too stale")}
@@ -295,17 +303,7 @@ def _as_epoch(gradients: TokenGradients, *, norm: float) -> EpochResult:
 
 
 def _split_usable(samples: Sequence[Sample]) -> tuple[list[Sample], dict[str, str]]:
-    """Return the samples that the service can compute on, and why the turns without such a sample are left out.
-
-    A turn may have two samples, one of them under the plain prompt in place of one with lessons.
-    """
-    usable = [sample for sample in samples if _unusable_reason(sample) is None]
-    turns = {sample.turn for sample in usable}
-    reasons = {sample.turn: why for sample in samples if (why := _unusable_reason(sample)) is not None}
-    return usable, {turn: why for turn, why in reasons.items() if turn not in turns}
-
-
-def _unusable_reason(sample: Sample) -> str | None:
-    if sample.temperature != 1:
-        return f"sampled at temperature {sample.temperature:g}; Tinker computes at temperature 1"
-    return "a reply of the teacher: Tinker has no loss for it" if sample.from_teacher else None
+    """Return the samples that the service can compute on, and why the other turns are left out."""
+    words = "sampled at temperature {:g}; Tinker computes at temperature 1"
+    reasons = {sample.turn: words.format(sample.temperature) for sample in samples if sample.temperature != 1}
+    return [sample for sample in samples if sample.temperature == 1], reasons
