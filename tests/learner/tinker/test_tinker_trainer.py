@@ -128,6 +128,21 @@ def test_a_step_too_far_is_taken_again_at_half_the_rate(make: Make, sdk: Trainin
     torch.testing.assert_close(part, whole * held.metrics["step/scale"], rtol=1e-6, atol=1e-9)
 
 
+def test_a_gradient_is_clipped_where_the_server_does_not(make: Make, sdk: TrainingSdk, tmp_path: Path) -> None:
+    """Its norm counts for the steps after it, too: Adam divides by what it remembers of earlier gradients."""
+    settings = {"train.optimizer.clip_grad": 0.05, "train.safety.max_step_kl": 1e6}
+    weights = []
+    for clips in (True, False):
+        sdk.clips = clips
+        trainer, calmer = make(**settings), [make_sample(n, 0.01) for n in (4, 5)]
+        one = take_step(trainer, tmp_path / f"000001-{clips}")
+        assert one.metrics["gradient/norm"] > 0.2
+        trainer.load(folder=one.folder, memory=one.memory)
+        take_step(trainer, tmp_path / f"000002-{clips}", calmer)
+        weights.append(sdk.saved[f"tinker://run/weights/openclaw-000002-{clips}"][0])
+    torch.testing.assert_close(weights[0], weights[1], rtol=1e-4, atol=1e-9)
+
+
 def test_what_cannot_be_computed_there_is_left_out_with_the_reason(make: Make, tmp_path: Path) -> None:
     cool = make_sample(7, 1.0, temperature=0.6)
     result = take_step(make(), tmp_path / "000001-a", [*BATCH, cool])

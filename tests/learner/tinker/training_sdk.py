@@ -85,7 +85,8 @@ class AdapterDouble:
         def run() -> SimpleNamespace:
             if self.delta.grad is None:  # a call that is repeated: SkyRL's server applies a gradient of 0
                 self.delta.grad = torch.zeros_like(self.delta)
-            norm = torch.nn.utils.clip_grad_norm_([self.delta], adam.grad_clip_norm)
+            limit = adam.grad_clip_norm if self.sdk.clips else float("inf")
+            norm = torch.nn.utils.clip_grad_norm_([self.delta], limit)
             betas = (adam.beta1, adam.beta2)
             optimizer = torch.optim.AdamW([self.delta], lr=adam.learning_rate, betas=betas, eps=adam.eps)
             optimizer.param_groups[0]["weight_decay"] = adam.weight_decay
@@ -95,7 +96,7 @@ class AdapterDouble:
             self.moments = optimizer.state_dict()["state"]
             self.delta.grad = None
             self.sdk.steps.append(adam.learning_rate)
-            return SimpleNamespace(metrics={"grad_norm": norm.item()})
+            return SimpleNamespace(metrics={"grad_norm" if self.sdk.clips else "skyrl.ai/grad_norm": norm.item()})
 
         return finished(lambda: self.sdk.answer("optim_step", run))
 
@@ -137,6 +138,7 @@ class TrainingSdk:
     """
 
     reduction: str = "sum"
+    clips: bool = True  # False: as SkyRL's server, which ignores the norm to clip at
     saved: dict[str, Any] = field(default_factory=dict)
     restored: list[str] = field(default_factory=list)
     gradients: list[torch.Tensor] = field(default_factory=list)

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,7 +52,8 @@ from openclaw_rl.types import Logprobs, PolicyRef
 log = logging.getLogger(__name__)
 MIN_STEP_SCALE = 2**-8  # smallest fraction of a step, as of the local trainer
 STEP_ATTEMPTS = 3  # with a gradient of 0, which a step has that the service takes a second time
-_GRADIENT_NORMS = ("grad_norm", "skyrl.ai/grad_norm")  # names in the metrics of a step at the service
+_UNCLIPPED_NORM = "skyrl.ai/grad_norm"  # of SkyRL's server, which ignores `train.optimizer.clip_grad`
+_GRADIENT_NORMS = ("grad_norm", _UNCLIPPED_NORM)  # names in the metrics of a step at the service
 
 
 class _Batch(NamedTuple):
@@ -60,6 +63,13 @@ class _Batch(NamedTuple):
     terms: Sequence[AnyTerm]
     members: list[int]  # samples that are in a term
     dropped: dict[str, str]  # turn -> why it has no signal
+
+
+class _Taken(NamedTuple):
+    """A step at the service. `norm`: of its gradient before clipping; None: not known."""
+
+    norm: float | None
+    is_clipped: bool
 
 
 class TinkerTrainer:
@@ -221,29 +231,47 @@ class TinkerTrainer:
         metrics; None if the gradient at the service is 0.
         """
         data = [self._make_datum(batch, i, a) for i, a in zip(batch.members, gradients.advantages, strict=True)]
-        sent = [datum for datum in data if datum.advantages.any()]
+        sent: Sequence[DatumArrays] = [datum for datum in data if datum.advantages.any()]
         full = scheduled_learning_rate(self._train, steps=self._steps, samples=self._samples_seen)
         # Over a teacher's replies the change would be no estimate of a KL divergence of the policy.
         members = [i for i in batch.members if not batch.scored.samples[i].from_teacher] or batch.members
         rows, scale = [batch.scored.rows[i] for i in members], 1.0
+        norm, sent = self._take_clipped_step(sent, full)
+        if norm == 0:
+            return None
         while True:
-            norm = self._take_step_once(sent, full * scale)
-            if norm == 0:
-                return None
             after = [_to_tensor(found) for found in self._session.policy_logprobs(rows)]
             metrics = policy_metrics(batch.scored, members, after)
             if metrics["kl/step"] <= self._train.safety.max_step_kl or scale <= MIN_STEP_SCALE:
                 break
             scale /= 2
             self._session.restore(self._state)
+            if self._take_step_once(sent, full * scale).norm == 0:
+                return None
         metrics |= epoch_metrics([_as_epoch(gradients, norm=norm or 0.0)], batch.terms)
         del metrics["entropy"]  # the service does not return what it would need
         if norm is None:
             del metrics["gradient/norm"]
         return metrics | {"step/scale": scale, "learning_rate": full, "turns": float(len(self._turns_of(batch)))}
 
-    def _take_step_once(self, sent: Sequence[DatumArrays], rate: float) -> float | None:
-        """Take the step. Return the norm of its gradient; None: not known.
+    def _take_clipped_step(
+        self, sent: Sequence[DatumArrays], rate: float
+    ) -> tuple[float | None, Sequence[DatumArrays]]:
+        """Take the step with `train.optimizer.clip_grad`, also where the server ignores it.
+
+        There the step is taken again from the start, with a gradient that is scaled down: it is linear in the
+        advantages. Return the norm before that (None: not known), and what was sent last.
+        """
+        taken, limit = self._take_step_once(sent, rate), self._train.optimizer.clip_grad
+        if taken.norm is None or taken.is_clipped or not limit < taken.norm < math.inf:
+            return taken.norm, sent
+        scaled = [replace(datum, advantages=datum.advantages * (limit / taken.norm)) for datum in sent]
+        self._session.restore(self._state)
+        again = self._take_step_once(scaled, rate)
+        return (taken.norm if again.norm else again.norm), scaled
+
+    def _take_step_once(self, sent: Sequence[DatumArrays], rate: float) -> _Taken:
+        """Take the step.
 
         Where an answer is lost, the SDK repeats the call. A service that does not recognise it, such as SkyRL's, moves
         by its momentum again, with a gradient of 0: the step then starts over. If it stays 0, it is the batch's.
@@ -252,10 +280,10 @@ class TinkerTrainer:
             norms = self._session.take_step(sent, rate)
             norm = next((norms[name] for name in _GRADIENT_NORMS if name in norms), None)
             if norm != 0:
-                return norm
+                return _Taken(norm, is_clipped=_UNCLIPPED_NORM not in norms)
             log.warning("the Tinker service took a step without a gradient, as when a call is repeated: it starts over")
             self._session.restore(self._state)
-        return 0.0
+        return _Taken(0.0, is_clipped=True)
 
     def _make_datum(self, batch: _Batch, i: int, advantages: Any) -> DatumArrays:
         sample, logp = batch.scored.samples[i], batch.scored.student[i].numpy()
