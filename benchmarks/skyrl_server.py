@@ -37,9 +37,9 @@ sys.exit(child.wait())
 class SkyrlServer:
     """Starts on entry, and can be killed and started again on the same folder and port."""
 
-    def __init__(self, folder: Path, model: Path, *, adapters: int = 12) -> None:
-        """`adapters`: models at a time; those of killed trainers and engines stay for five minutes."""
-        self.folder, self.model, self._adapters = folder, model, adapters
+    def __init__(self, folder: Path, model: Path, *, adapters: int = 12, rank: int = RANK) -> None:
+        """`adapters`: models at a time; those of killed trainers and engines stay for five minutes. `rank`: at most."""
+        self.folder, self.model, self._adapters, self._rank = folder, model, adapters, rank
         self.port = free_port()
         self.log = folder / "server.log"
         (folder / "bin").mkdir(parents=True, exist_ok=True)
@@ -58,7 +58,7 @@ class SkyrlServer:
     def __enter__(self) -> Self:
         backend = {
             "max_lora_adapters": self._adapters,
-            "max_lora_rank": RANK,
+            "max_lora_rank": self._rank,
             "train_micro_batch_size": 1,  # one shape to compile for each length
             "sample_max_num_sequences": 8,
         }

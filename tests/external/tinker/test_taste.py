@@ -22,14 +22,17 @@ from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_c
 
 pytestmark = pytest.mark.timeout(3600)
 TASTE, SEED, REPLIES, QUESTIONS = "casual", 0, 200, 64
+ADAPTER_RANK = 16  # as at home
 PARALLEL = 8  # sequences that the server samples at a time
 WITHIN = 900.0  # seconds: the server compiles at each new shape
 
 
 def test_the_taste_of_the_demo_is_learned(tmp_path: Path) -> None:
     model = ModelFiles.from_path(STARTER).folder
-    with SkyrlServer(tmp_path / "server", model) as server, tempfile.TemporaryDirectory(prefix="ocrl-") as home:
-        config = scratch_config(Path(home), make_settings(server, server.url) | {"train.method": "combine"})
+    started = SkyrlServer(tmp_path / "server", model, rank=ADAPTER_RANK)
+    with started as server, tempfile.TemporaryDirectory(prefix="ocrl-") as home:
+        settings = make_settings(server, server.url) | {"train.method": "combine", "train.lora.rank": ADAPTER_RANK}
+        config = scratch_config(Path(home), settings)
         record_consent(config)
         with SubprocessSystem(config) as system:
             before, after, failures = asyncio.run(learn_taste(system))
