@@ -98,13 +98,22 @@ class RayRanks:
         if problem := ray_address.connection_problem(ray_address.find_address(address)):
             raise ray_errors.connect_error(address, ConnectionError(problem))
         try:
-            answered = self._init_within(None if address == "local" else _CONNECT_SECONDS, where)
+            answered = self._start_local(where) if address == "local" else self._init_within(_CONNECT_SECONDS, where)
         except Exception as error:  # Ray raises `Exception` itself, too: for a node that is slow to start
             raise ray_errors.connect_error(address, error) from error
         if not answered:
             raise ray_errors.silence_error(address, _CONNECT_SECONDS)
 
-    def _init_within(self, seconds: float | None, where: Mapping[str, Any]) -> bool:
+    def _init(self, where: Mapping[str, Any]) -> None:
+        self._ray.init(**where, log_to_driver=False, ignore_reinit_error=True)
+
+    def _start_local(self, where: Mapping[str, Any]) -> bool:
+        """Start a Ray of this process, in this thread: the kernel ends Ray's processes with the thread that started them."""
+        with library_call():
+            self._init(where)
+        return True
+
+    def _init_within(self, seconds: float, where: Mapping[str, Any]) -> bool:
         """Connect. Return False after these seconds: Ray tries on, in a thread that ends with the process.
 
         It asks a head that has ended for a quarter of an hour.
@@ -113,7 +122,7 @@ class RayRanks:
 
         def connect() -> None:
             try:
-                self._ray.init(**where, log_to_driver=False, ignore_reinit_error=True)
+                self._init(where)
             except BaseException as error:  # noqa: BLE001 - raised again by `result`
                 connected.set_exception(error)
             else:
