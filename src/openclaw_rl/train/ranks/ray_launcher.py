@@ -108,7 +108,7 @@ class RayRanks:
         self._ray.init(**where, log_to_driver=False, ignore_reinit_error=True)
 
     def _start_local(self, where: Mapping[str, Any]) -> bool:
-        """Start a Ray of this process, in this thread: the kernel ends Ray's processes with the thread that started them."""
+        """Start a Ray of this process, in this thread: its processes end with the thread that started them."""
         with library_call():
             self._init(where)
         return True
