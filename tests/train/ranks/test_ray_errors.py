@@ -19,6 +19,14 @@ TRACEBACK = """The actor died because of an error raised in its creation task, \
     from openclaw_rl.train import ranks
 ModuleNotFoundError: No module named 'openclaw_rl.train'
 """
+TRACEBACK_WITHOUT_FILES = """The actor died because of an error raised in its creation task, ray::RankActor.__init__()
+           ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+RuntimeError: The actor with name RankActor failed to import on the worker.
+
+ray::RankActor.__init__() (pid=20187, ip=192.0.2.2)
+                  ^^^^^^^^^^^^^^^^^^^^^^^^^^
+ModuleNotFoundError: No module named 'openclaw_rl.train'
+"""
 CONNECT_ERRORS: list[tuple[Exception, str]] = [
     (RuntimeError(MISMATCH), "Ray: 2.40.0 Python: 3.11.7. Expected the head's versions of Ray and Python"),
     (ValueError("Invalid Ray address: 'http://HEAD:8265'."), "'http://HEAD:8265'. Expected auto, local, or HOST:PORT"),
@@ -44,8 +52,9 @@ def test_a_cluster_that_cannot_be_used_is_one_line(error: Exception, words: str)
     assert "\n" not in str(found)
 
 
-def test_of_a_traceback_from_another_machine_the_last_line_stays() -> None:
-    line = str(ray_errors.start_error(RuntimeError(TRACEBACK)))
+@pytest.mark.parametrize("text", [TRACEBACK, TRACEBACK_WITHOUT_FILES])
+def test_of_a_traceback_from_another_machine_the_last_line_stays(text: str) -> None:
+    line = str(ray_errors.start_error(RuntimeError(text)))
     assert "does not start on its machine: ModuleNotFoundError: No module named 'openclaw_rl.train'. Expected" in line
     assert "\n" not in line
     assert "\x1b" not in line

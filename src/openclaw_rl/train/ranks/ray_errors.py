@@ -7,6 +7,7 @@ import re
 from openclaw_rl.errors import ConfigError, OpenClawError, RanksGone
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_TRACEBACK_LINE = re.compile(r'File "|[~^]+$')  # Ray leaves out its own files, but not the marks below their lines
 _MAX_CHARS = 500
 _MISMATCH = "Version mismatch"
 _START_HEAD = (
@@ -63,7 +64,7 @@ def error_line(error: Exception) -> str:
     if isinstance(cause, OpenClawError):
         return str(cause)
     lines = [line.strip() for line in _COLOUR.sub("", str(error)).splitlines() if line.strip()]
-    if any(line.startswith('File "') for line in lines):
+    if any(_TRACEBACK_LINE.match(line) for line in lines):
         lines = lines[-1:]
     return _cut_line(" ".join(lines) or type(error).__name__)
 
