@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from benchmarks.faults.client_log import EpisodeCut
 from benchmarks.faults.environment_invariants import check_all_ended, check_episodes
+from benchmarks.faults.environment_load import write_tracks
 from benchmarks.faults.leftovers import find_leftovers
 from benchmarks.faults.live_system import wait_until
 from benchmarks.faults.small_disk import SmallDisk
@@ -206,3 +207,11 @@ def test_a_mount_that_is_left_is_found(tmp_path: Path) -> None:
         assert find_leftovers(scratch, tmp_path / "home", set()) == [f"a mount of {at}"]
     finally:
         disk.unmount()
+
+
+def test_the_load_plays_every_task_of_the_track(tmp_path: Path) -> None:
+    sources = write_tracks(tmp_path)
+    folders = [Path(source.removeprefix("harbor:")) for source, *_ in sources]
+    assert all((task / "task.toml").exists() for folder in folders for task in folder.iterdir())
+    assert sum(len(list(folder.iterdir())) for folder in folders) > 30
+    assert sorted(tmp_path.iterdir()) == sorted(folders)

@@ -104,6 +104,13 @@ def test_turns_of_a_trained_version_are_no_evidence_of_the_base(
     assert take_step(trainer, tmp_path / "000002-b", far_off(SAMPLED_HERE, 4)).folder is not None
 
 
+def test_replies_under_lessons_are_no_evidence_of_the_base(make: Make, archives: ArchiveServer, tmp_path: Path) -> None:
+    """They were sampled under another prompt than the one that the service scores."""
+    hint = (np.array([7], np.int32),)
+    told = [replace(s, reward=None, from_teacher=True, hinted_prompts=hint) for s in far_off(SAMPLED_HERE, 4)]
+    assert take_step(make(**LOCAL), tmp_path / "000001-a", [SAMPLED_HERE[0], *told]).folder is not None
+
+
 def test_a_version_that_cannot_be_downloaded_is_none(
     make: Make, sdk: TrainingSdk, archives: ArchiveServer, tmp_path: Path
 ) -> None:

@@ -21,12 +21,13 @@ float32 differ by about a tenth of it; other weights, by several times as much."
 def base_gap(samples: Sequence[Sample], service: Sequence[Logprobs]) -> float | None:
     """Return the mean |difference| between engine and service of the median turn of the base; None without such turns.
 
-    `service`: [R] log-probabilities of each sample under the base at the service.
+    `service`: [R] log-probabilities of each sample under the base at the service. A reply under lessons is left out:
+    the service scored it under the plain prompt.
     """
     gaps = [
         float(np.abs(logprobs - sample.logprobs)[sample.mask].mean())
         for sample, logprobs in zip(samples, service, strict=True)
-        if sample.version == 0 and sample.mask.any()
+        if sample.version == 0 and sample.mask.any() and not sample.from_teacher
     ]
     return float(np.median(gaps)) if gaps else None
 
