@@ -148,6 +148,7 @@ def test_a_step_has_the_direction_of_the_local_trainers_gradient(
             "train.optimizer.learning_rate": 1e4,
             "train.optimizer.adam_beta1": 0.0,
             "train.optimizer.adam_beta2": 0.0,
+            "train.optimizer.clip_grad": 1e9,
         }
     )
     trainer = make_trainer(config)
