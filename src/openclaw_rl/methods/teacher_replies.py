@@ -102,7 +102,7 @@ def _without_signal(evidence: BatchLogprobs, *, from_teacher: bool) -> BatchLogp
         teacher_logprobs=[
             () if out else logprobs for out, logprobs in zip(gone, evidence.teacher_logprobs, strict=True)
         ],
-        topk_scores=[  # there are none without top log-probabilities
+        topk_scores=[  # empty without top log-probabilities
             TopKScores(student=scores.student, teachers=(), teacher_on_student_topk=()) if out else scores
             for out, scores in zip(gone, evidence.topk_scores, strict=bool(evidence.topk_scores))
         ],
