@@ -19,7 +19,7 @@ from openclaw_rl.evals.styles import Taste
 from openclaw_rl.evals.user_driver import MAX_TOKENS, SIDE_TRAFFIC
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem
 
-REQUEST_TIMEOUT = 120.0  # seconds
+REPLY_WAIT = 120.0  # seconds after which a client gives up, as many do
 FEEDBACK_SHARE = 0.1  # share of replies to which a user sends explicit feedback
 _RETRY_PAUSE = 0.2  # seconds before a failed request is sent again
 _TASTES: tuple[Taste, ...] = ("short", "casual", "bulleted", "formal")
@@ -28,11 +28,13 @@ _ERRORS = (aiohttp.ClientError, OSError, TimeoutError, ValueError, KeyError)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CrowdLoad:
-    """Who talks to a system. `pause`, `probe_pause`: seconds before each message of a user, and of the probe."""
+    """Who talks to a system. In seconds: `pause`, `probe_pause`, before each message of a user, and of the probe;
+    `wait`, for a reply, after which the client gives up."""
 
     users: int = 3
     pause: float = 0.1
     probe_pause: float = 0.1
+    wait: float = REPLY_WAIT
 
 
 USUAL_LOAD = CrowdLoad()
@@ -71,12 +73,13 @@ class _StreamState:
 class StreamingClient:
     """Sends chat requests and feedback to one system, and logs each. It never retries by itself."""
 
-    def __init__(self, system: SubprocessSystem, log: ClientLog) -> None:
+    def __init__(self, system: SubprocessSystem, log: ClientLog, wait: float = REPLY_WAIT) -> None:
+        """`wait`: seconds for a reply."""
         self._log, self._model = log, system.config.model.name
         self._session = aiohttp.ClientSession(
             system.base_url,
             headers={"Authorization": f"Bearer {system.api_key}"},
-            timeout=aiohttp.ClientTimeout(total=REQUEST_TIMEOUT),
+            timeout=aiohttp.ClientTimeout(total=wait),
         )
 
     async def close(self) -> None:
@@ -167,11 +170,17 @@ async def run_probe(client: StreamingClient, stop: asyncio.Event, pause: float) 
 
 @contextlib.asynccontextmanager
 async def crowd(
-    system: SubprocessSystem, users: int, log: ClientLog, *, pause: float = 0.02, probe_pause: float | None = None
+    system: SubprocessSystem,
+    users: int,
+    log: ClientLog,
+    *,
+    pause: float = 0.02,
+    probe_pause: float | None = None,
+    wait: float = REPLY_WAIT,
 ) -> AsyncIterator[None]:
-    """So many users talk while the block runs. `pause`: seconds before each message; `probe_pause`: None: no probe."""
+    """So many users talk while the block runs. Seconds are those of `CrowdLoad`; `probe_pause` None: no probe."""
     stop = asyncio.Event()
-    clients = [StreamingClient(system, log) for _ in range(users + (probe_pause is not None))]
+    clients = [StreamingClient(system, log, wait) for _ in range(users + (probe_pause is not None))]
     tasks = [
         asyncio.create_task(run_user(client, Persona(taste=_TASTES[n % 4], seed=n), stop, pause))
         for n, client in enumerate(clients[:users])

@@ -16,8 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.faults.leftovers import find_leftovers, lease_names, own_processes
-from benchmarks.faults.live_system import FaultFinding, wait_until
+from benchmarks.faults.live_system import FaultFinding, LiveSystem, wait_until
 
+from openclaw_rl.environments.episode_client import EpisodeClient, open_session
+from openclaw_rl.environments.types import PlayOutcome
+from openclaw_rl.errors import OpenClawError
 from openclaw_rl.settings.load import Config
 
 _EXAMPLES = Path(__file__).parents[2] / "examples" / "environments"
@@ -27,6 +30,8 @@ _CLEAN_WITHIN = 60.0  # seconds after the end of a runner; its reaper waits for 
 _STOP_WITHIN = 60.0  # seconds after SIGINT
 _LOOK_SECONDS, _LEASE_SECONDS = 0.25, 0.05
 _NAMED = 5  # leftovers that a violation names
+_UNLIKE = (("What is the capital of France?", 1.0), ("What is the opposite of hot?", 0.0), ("Name a fruit.", 1.0))
+"""First messages and rewards of a group from which something is learned."""
 
 
 def write_tracks(folder: Path) -> list[tuple[str, ...]]:
@@ -176,6 +181,25 @@ class EnvironmentLoad:
             await self.check_clean(when)
         except FaultFinding as error:
             self._problems.append(str(error))
+
+
+async def play_unlike_group(live: LiveSystem) -> None:
+    """Play a group of episodes with unlike rewards. From groups whose rewards are all the same, nothing is learned.
+
+    Raises `OpenClawError` if the gateway refuses an episode or does not answer.
+    """
+    group = f"unlike-{time.time_ns()}"
+    async with open_session(live.system.api_key) as http:
+        client = EpisodeClient(http, live.system.base_url)
+        for number, (message, reward) in enumerate(_UNLIKE):
+            body = {"task": "unlike", "group": {"id": group, "size": len(_UNLIKE)}, "max_steps": 1}
+            ticket = await client.open_episode(f"{group}.{number}", body)
+            sent = {"model": ticket.model, "messages": [{"role": "user", "content": message}], "max_tokens": 24}
+            owner = {"Authorization": f"Bearer {ticket.api_key}"}
+            async with http.post(f"{ticket.base_url}/chat/completions", json=sent, headers=owner) as response:
+                if response.status != 200:
+                    raise OpenClawError(f"no reply in {ticket.episode}: {(await response.text())[:300]}")
+            await client.end_episode(ticket.episode, PlayOutcome(status="done", reward=reward))
 
 
 @contextlib.asynccontextmanager

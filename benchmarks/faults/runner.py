@@ -12,12 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import aiohttp
 from benchmarks.faults import invariants
 from benchmarks.faults.causes import Fault, FaultScene
 from benchmarks.faults.client_log import ClientLog, FaultWindow, open_log
 from benchmarks.faults.clients import USUAL_LOAD, CrowdLoad, crowd
 from benchmarks.faults.environment_invariants import check_all_ended, count_episodes
-from benchmarks.faults.environment_load import EnvironmentLoad, play_load
+from benchmarks.faults.environment_load import EnvironmentLoad, play_load, play_unlike_group
 from benchmarks.faults.invariants import USUAL_LIMITS, PlanLimits
 from benchmarks.faults.live_system import FaultFinding, LiveSystem, wait_until
 from benchmarks.faults.small_disk import SmallDisk
@@ -174,9 +175,17 @@ class FaultRunner:
         return live.read_readiness().get("version") == live.head_version()
 
     async def check_learning(self) -> list[str]:
-        """Wait for a new version. Return a violation if none comes."""
+        """Wait for a new version. Return a violation if none comes.
+
+        A policy that solves all tasks of an environment, or none, learns nothing there: it gets a group to learn from.
+        """
         live = self._scene.live
         before = await asyncio.to_thread(live.head_version)
+        if self._scene.environment is not None:
+            try:
+                await play_unlike_group(live)
+            except (OpenClawError, aiohttp.ClientError, TimeoutError) as error:
+                return [f"a group of episodes could not be played: {error}"]
         if await wait_until(lambda: live.head_version() > before, self._limits.learning):
             return []
         return [f"no new version within {self._limits.learning:g} s"]
@@ -283,7 +292,7 @@ async def _run_system(
         )
         load = plan.load
         runner = FaultRunner(scene, recovery_limit, plan)
-        talk = crowd(live.system, load.users, log, pause=load.pause, probe_pause=load.probe_pause)
+        talk = crowd(live.system, load.users, log, pause=load.pause, probe_pause=load.probe_pause, wait=load.wait)
         async with talk, play_load(plan.environment):
             await asyncio.sleep(3)
             for fault in plan.faults:
