@@ -86,6 +86,48 @@ def test_a_command_that_takes_too_long_is_killed_with_its_children_and_the_box_s
     with_box(use)
 
 
+def test_a_program_answers_lines_until_it_ends() -> None:
+    async def use(box: BubblewrapBox) -> None:
+        echo = await box.start_service("echo begun; cat", line_limit=300_000)
+        assert await echo.read_line(10) == b"begun"
+        long = b"x" * 300_000
+        assert [await echo.ask(line, 10) for line in (b"one", long, b"two")] == [b"one", long, b"two"]
+        assert await echo.ask(long + b"x", 10) is None, "a line above the limit ends it"
+        assert (await box.run("echo here")).stdout == b"here\n"
+        silent = await box.start_service("cat >/dev/null; echo why >&2")
+        assert (await silent.ask(b"one", 0.1), silent.has_ended) == (None, False)
+        assert silent.read_end(0.1) == "not within 0.1 s"
+        ended = await box.start_service("echo why >&2; exit 3")
+        assert (await ended.read_line(10), ended.exit_code, ended.read_end(10)) == (None, 3, "why")
+        assert await ended.ask(b"one", 10) is None
+        await box.close()
+        assert (await silent.ask(b"one", 10), silent.has_ended) == (None, True)
+
+    with_box(use)
+
+
+@pytest.mark.parametrize("flood", ["yes", "setsid yes & sleep 300", "head -c 3000000 /dev/zero; sleep 300"])
+def test_a_program_that_writes_without_being_asked_is_ended(flood: str) -> None:
+    async def use(box: BubblewrapBox) -> None:
+        service = await box.start_service(flood)
+        until = time.monotonic() + 10
+        while not service.has_ended:
+            assert time.monotonic() < until
+            await asyncio.sleep(0.02)
+        assert service.exit_code == 137
+
+    with_box(use)
+
+
+def test_what_runs_in_a_box_makes_way_for_what_runs_outside() -> None:
+    async def use(box: BubblewrapBox) -> None:
+        result = await box.run("cut -d ' ' -f 19 /proc/self/stat; setsid cut -d ' ' -f 19 /proc/self/stat")
+        expected = min(19, os.getpriority(os.PRIO_PROCESS, 0) + 10)
+        assert result.stdout.split() == [b"%d" % expected] * 2
+
+    with_box(use)
+
+
 def test_output_is_bounded_and_keeps_both_ends() -> None:
     async def use(box: BubblewrapBox) -> None:
         result = await box.run("echo first; head -c 3000000 /dev/zero; echo last")

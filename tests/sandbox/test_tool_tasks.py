@@ -116,11 +116,20 @@ def spin():
         pass
 def flood():
     return "x" * 10_000_000
+def noise():
+    import os, subprocess, sys
+    os.write(1, b"noise\\n")
+    subprocess.run(["echo", "noise"])
+    print("noise", file=sys.__stdout__, flush=True)
+    return sys.stdin.read()
 """
 TOOLS = {
     "seconds": 1,
     "characters": 1000,
-    "tools": [{"name": name, "parameters": ANY, "python": COUNTER} for name in ("add", "fail", "end", "spin", "flood")]
+    "tools": [
+        {"name": name, "parameters": ANY, "python": COUNTER}
+        for name in ("add", "fail", "end", "spin", "flood", "noise")
+    ]
     + [INTERPRETER],
 }
 
@@ -149,6 +158,11 @@ def test_an_exception_and_a_time_limit_are_answered() -> None:
     assert "took too long" in results[2].result
     assert 1000 < len(results[3].result) < 1100
     assert results[4].result == '{"count": 2}', "the state is still there"
+
+
+def test_what_a_tool_prints_by_itself_or_by_programs_is_no_answer() -> None:
+    results, _ = use_tools(TOOLS, {}, [("noise", {}), ("add", {"by": 2})])
+    assert [r.result for r in results] == ["", '{"count": 2}']
 
 
 def test_a_tool_whose_process_ends_is_void() -> None:

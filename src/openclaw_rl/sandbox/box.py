@@ -8,6 +8,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
 
+from openclaw_rl.sandbox.box_service import BoxService
+
 MEBIBYTE = 2**20
 WORK_FOLDER = "/work"
 HOME_FOLDER = "/home/agent"
@@ -80,6 +82,10 @@ class Box(Protocol):
         self, command: str, *, cwd: str = WORK_FOLDER, env: Mapping[str, str] | None = None, time_limit: float = 60.0
     ) -> CommandResult:
         """Run a shell command; after `time_limit` seconds, kill it. Raises `BoxLost` if the box has ended."""
+        ...
+
+    async def start_service(self, command: str, *, cwd: str = WORK_FOLDER, line_limit: int = MEBIBYTE) -> BoxService:
+        """Start a shell command that is asked by lines, until the box is closed. What it was is known by its end."""
         ...
 
     async def put(self, source: Path, at: str) -> None:

@@ -11,8 +11,9 @@ from pathlib import Path, PurePosixPath
 
 from openclaw_rl.errors import SandboxError
 from openclaw_rl.sandbox.archives import check_box_path, pack_source, unpack_untrusted
-from openclaw_rl.sandbox.box import WORK_FOLDER, BoxLimits, BoxRoot, CommandResult
+from openclaw_rl.sandbox.box import MEBIBYTE, WORK_FOLDER, BoxLimits, BoxRoot, CommandResult
 from openclaw_rl.sandbox.box_lease import leased_folder
+from openclaw_rl.sandbox.box_service import BoxService, ServiceInput
 from openclaw_rl.sandbox.output_buffer import OutputBuffer, OutputFile, OutputReceiver
 
 BOX_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -29,12 +30,15 @@ class CommandBox(abc.ABC):
             check_box_path(path)
         self.root, self.limits = root, limits
         self._closing = asyncio.Lock()
+        self._services: list[BoxService] = []
 
     @abc.abstractmethod
     async def open(self) -> None: ...
 
     async def close(self) -> None:
         async with self._closing:
+            for service in self._services:
+                await service.stop()
             await self._close_box()
 
     @abc.abstractmethod
@@ -43,9 +47,18 @@ class CommandBox(abc.ABC):
 
     @abc.abstractmethod
     async def _run_script(
-        self, script: str, *, time_limit: float, output: OutputReceiver, errors: OutputReceiver, archive: Path | None
+        self,
+        script: str,
+        *,
+        time_limit: float,
+        output: OutputReceiver,
+        errors: OutputReceiver,
+        source: Path | ServiceInput | None,
     ) -> tuple[int, bool]:
-        """Run a script with the file `archive` as standard input; return its exit status and whether it timed out."""
+        """Run a script with a file, lines that come later, or nothing, as its standard input.
+
+        Return its exit status and whether it timed out.
+        """
 
     async def run(
         self, command: str, *, cwd: str = WORK_FOLDER, env: Mapping[str, str] | None = None, time_limit: float = 60.0
@@ -53,7 +66,7 @@ class CommandBox(abc.ABC):
         output, errors = OutputBuffer(self.limits.output), OutputBuffer(self.limits.output)
         script = write_script(command, cwd=cwd, env=env or {})
         code, timed_out = await self._run_script(
-            script, time_limit=time_limit, output=output, errors=errors, archive=None
+            script, time_limit=time_limit, output=output, errors=errors, source=None
         )
         return CommandResult(
             exit_code=code,
@@ -62,6 +75,20 @@ class CommandBox(abc.ABC):
             timed_out=timed_out,
             truncated=output.truncated + errors.truncated,
         )
+
+    async def start_service(self, command: str, *, cwd: str = WORK_FOLDER, line_limit: int = MEBIBYTE) -> BoxService:
+        service = BoxService(line_limit)
+        script = write_script(command, cwd=cwd, env={})
+        running = self._run_script(
+            script,
+            time_limit=self.limits.lifetime,
+            output=service.lines,
+            errors=service.errors,
+            source=service.input,
+        )
+        service.follow(running)
+        self._services.append(service)
+        return service
 
     async def put(self, source: Path, at: str) -> None:
         target = PurePosixPath(check_box_path(at))
@@ -109,7 +136,7 @@ class CommandBox(abc.ABC):
     ) -> None:
         script = write_script(command, cwd="/", env={})
         code, timed_out = await self._run_script(
-            script, time_limit=_TRANSFER_SECONDS, output=output or OutputBuffer(0), errors=errors, archive=archive
+            script, time_limit=_TRANSFER_SECONDS, output=output or OutputBuffer(0), errors=errors, source=archive
         )
         if code:
             words = errors.kept_bytes().decode("utf-8", "replace").strip()

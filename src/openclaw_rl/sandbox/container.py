@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import os
 import re
 import resource
 import secrets
@@ -18,6 +19,7 @@ from openclaw_rl.errors import BoxLost, SandboxError
 from openclaw_rl.sandbox.box import GATEWAY_FOLDER, HOME_FOLDER, BoxLimits, BoxRoot
 from openclaw_rl.sandbox.box_commands import BOX_PATH, CommandBox
 from openclaw_rl.sandbox.box_lease import BoxLease
+from openclaw_rl.sandbox.box_service import ServiceInput
 from openclaw_rl.sandbox.gateway_relay import GatewayRelay
 from openclaw_rl.sandbox.output_buffer import OutputBuffer, OutputReceiver
 
@@ -95,7 +97,13 @@ class ContainerBox(CommandBox):
             await asyncio.to_thread(self._lease.release)
 
     async def _run_script(
-        self, script: str, *, time_limit: float, output: OutputReceiver, errors: OutputReceiver, archive: Path | None
+        self,
+        script: str,
+        *,
+        time_limit: float,
+        output: OutputReceiver,
+        errors: OutputReceiver,
+        source: Path | ServiceInput | None,
     ) -> tuple[int, bool]:
         if self._process is None or self._process.returncode is not None:
             raise BoxLost("the box has ended: open a new one")
@@ -103,7 +111,7 @@ class ContainerBox(CommandBox):
             raise ValueError(f"the command is longer than {_MAX_SCRIPT_BYTES} bytes: put it into a file of the box")
         began = asyncio.get_running_loop().time()
         args = ["exec", "--interactive", self._name, "/bin/sh", "-c", _RUN_LIMITED, str(math.ceil(time_limit)), script]
-        code = await self._follow_program(args, (output, errors), archive, time_limit + _EXTRA_SECONDS)
+        code = await self._follow_program(args, (output, errors), source, time_limit + _EXTRA_SECONDS)
         timed_out = code == 137 and asyncio.get_running_loop().time() - began >= time_limit
         if code in _KILLED and await self._has_ended(self._process):
             raise BoxLost("the box ended while a command ran: its lifetime was over, or it used up its memory")
@@ -117,16 +125,35 @@ class ContainerBox(CommandBox):
         return process.returncode is not None
 
     async def _follow_program(
-        self, args: list[str], receivers: tuple[OutputReceiver, OutputReceiver], archive: Path | None, seconds: float
+        self,
+        args: list[str],
+        receivers: tuple[OutputReceiver, OutputReceiver],
+        source: Path | ServiceInput | None,
+        seconds: float,
     ) -> int:
         """Run the container program, read its outputs until it ends, and return its exit status."""
-        with contextlib.ExitStack() as files:
-            source = asyncio.subprocess.DEVNULL
-            if archive is not None:
-                source = files.enter_context(await asyncio.to_thread(archive.open, "rb")).fileno()
-            process = await asyncio.create_subprocess_exec(
-                *self._program, *args, stdin=source, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-            )
+        channel = source if isinstance(source, ServiceInput) else None
+        with contextlib.ExitStack() as stack:
+            stdin = asyncio.subprocess.DEVNULL
+            if channel is not None:
+                stdin, written = os.pipe()
+                stack.callback(os.close, written)
+                stack.enter_context(channel.attached_to(written))
+            elif isinstance(source, Path):
+                stdin = os.dup(stack.enter_context(await asyncio.to_thread(source.open, "rb")).fileno())
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *self._program, *args, stdin=stdin, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+                )
+            finally:
+                if source is not None:
+                    os.close(stdin)
+            return await self._read_program(process, receivers, seconds)
+
+    @staticmethod
+    async def _read_program(
+        process: asyncio.subprocess.Process, receivers: tuple[OutputReceiver, OutputReceiver], seconds: float
+    ) -> int:
         assert process.stdout is not None
         assert process.stderr is not None
         try:

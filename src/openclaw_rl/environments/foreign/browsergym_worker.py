@@ -18,7 +18,7 @@ from typing import Any
 from page_cameras import CAMERAS, PlaywrightCamera, SeleniumCamera
 from policy_chat import ask_policy, stop_reason
 from request_loop import ForeignRefusal, content_digest, files_digest, page_of_tasks, serve_requests
-from shared_browser import install_shared_browser, serve_folder
+from shared_browser import install_shared_browser, remove_empty_files, serve_folder
 
 SUBSETS = ("chat", "bid")
 """Kinds of actions: no addresses and no code of the model's own."""
@@ -172,6 +172,7 @@ class BrowserEpisode:
     def close(self, name: str) -> None:
         """Close the context, and write the film if one is wanted."""
         self._env.close()
+        remove_empty_files()
         if self._film and self._frames:
             _write_film(Path(self._film), name, self._frames)
 

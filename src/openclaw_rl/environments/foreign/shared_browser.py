@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import os
@@ -19,6 +20,8 @@ from request_loop import ForeignRefusal
 _ONLY_LOOPBACK = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
 _SHORT_FOLDER = "/proc/self/cwd"
 """The working folder by a short name: the path of a browser's socket has at most 107 characters."""
+_LEFT_FILES = ".org.chromium.Chromium.*"
+_LEFT_SECONDS = 60.0  # a file that Chromium uses is unlinked, or written, sooner than this
 _PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
@@ -91,6 +94,15 @@ def _leave_out_observations(environment: Any) -> None:
     environment.extract_dom_snapshot = environment.extract_dom_extra_properties = lambda *_, **__: {}
     environment.extract_focused_element_bid = lambda _: ""
     environment.extract_screenshot = lambda _: None
+
+
+def remove_empty_files() -> None:
+    """Remove the empty temporary files that Chromium leaves in the working folder, about one in half a minute."""
+    for path in Path(_SHORT_FOLDER).glob(_LEFT_FILES):
+        with contextlib.suppress(OSError):
+            found = path.stat()
+            if found.st_size == 0 and time.time() - found.st_mtime > _LEFT_SECONDS:
+                path.unlink()
 
 
 class QuietHandler(SimpleHTTPRequestHandler):

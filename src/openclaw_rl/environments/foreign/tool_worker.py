@@ -1,9 +1,8 @@
 """Runs in a box: answers calls of tools that are Python code. The standard library only.
 
-Arguments: folder of the pipes `in` and `out`, and of `setup.json`: {"modules": [code], "tools": {name: [module,
-function]}, "interpreter": bool}. Requests are JSON lines, {"tool", "arguments", "seconds", "characters"}; each
-answer is one JSON line, {"result"} or {"error"}. The modules are loaded once: their variables
-stay between the calls.
+Argument: a file with {"modules": [code], "tools": {name: [module, function]}, "interpreter": bool}. Requests are JSON
+lines on standard input, {"tool", "arguments", "seconds", "characters"}; each answer is one JSON line on standard
+output, {"result"} or {"error"}. The modules are loaded once: their variables stay between the calls.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import signal
 import sys
 from typing import Any
@@ -109,24 +109,32 @@ def answer_request(
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
+def take_streams() -> tuple[io.TextIOWrapper, io.TextIOWrapper]:
+    """Return the lines of requests and of answers. What the code itself reads and writes is /dev/null from now on."""
+    requests, answers = os.dup(0), os.dup(1)  # which programs that the code starts do not inherit
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(nothing, stream)
+    return os.fdopen(requests, encoding="utf-8"), os.fdopen(answers, "w", encoding="utf-8")
+
+
 def main() -> None:
-    folder = sys.argv[1]
-    with open(f"{folder}/setup.json", encoding="utf-8") as file:  # noqa: PTH123 - pathlib takes long to import
+    with open(sys.argv[1], encoding="utf-8") as file:  # noqa: PTH123 - pathlib takes long to import
         setup = json.load(file)
+    requests, answers = take_streams()
     signal.signal(signal.SIGALRM, raise_timeout)
     try:
         functions, problem = load_functions(setup), None
     except Exception as error:  # noqa: BLE001 - of the owner's code
         functions, problem = {}, f"the code of the tools failed: {type(error).__name__}: {error}"
     variables: dict[str, Any] | None = {"__name__": "__main__"} if setup["interpreter"] else None
-    with open(f"{folder}/in", "r+b", buffering=0) as pipe:  # noqa: PTH123  # for writing, too: it then never reaches an end
-        for line in io.BufferedReader(pipe):
-            if problem is not None:
-                answer: dict[str, Any] = {"broken": problem}
-            else:
-                answer = answer_request(json.loads(line), functions, variables)
-            with open(f"{folder}/out", "w", encoding="utf-8") as output:  # noqa: PTH123
-                output.write(json.dumps(answer) + "\n")
+    for line in requests:
+        if problem is not None:
+            answer: dict[str, Any] = {"broken": problem}
+        else:
+            answer = answer_request(json.loads(line), functions, variables)
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
 
 
 if __name__ == "__main__":

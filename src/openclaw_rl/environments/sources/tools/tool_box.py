@@ -14,13 +14,15 @@ from openclaw_rl.environments.foreign import tool_worker
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.sandbox.box import WORK_FOLDER, Box, BoxRoot, CommandResult
 from openclaw_rl.sandbox.box_kinds import make_box
+from openclaw_rl.sandbox.box_service import BoxService
 from openclaw_rl.settings.schema_sandbox import SandboxConfig
 
 _FOLDER = "/tmp/tools"
 _HARD_SECONDS = 3.0  # after the limit of a call, until its process counts as hanging
 _START_SECONDS = 60.0
 _NO_PYTHON = 127
-_ENDED = "ended"
+_READY = b"ready"
+_MAX_ANSWER = 16 * 2**20  # bytes of one answer
 
 
 class ToolBroken(OpenClawError):
@@ -50,6 +52,7 @@ class ToolBox:
     def __init__(self, sandbox: SandboxConfig, tools: BoxTools, files: Mapping[str, str]) -> None:
         self._sandbox, self._tools, self._files = sandbox, tools, files
         self._box: Box | None = None
+        self._process: BoxService | None = None
         self._opening: asyncio.Task[Box] | None = None
 
     def open_early(self) -> None:
@@ -64,16 +67,15 @@ class ToolBox:
         return await asyncio.shield(self._opening)
 
     async def _open(self) -> Box:
-        if self._box is None:
-            box = make_box(self._sandbox, BoxRoot())
-            self._box = box
-            await box.open()
-            made = await box.run(_start_script(self._tools, self._files), time_limit=_START_SECONDS)
-            if made.exit_code:
-                if made.exit_code == _NO_PYTHON:
-                    raise ToolMissing("the box of the tools has no python3: install your system's package `python3`")
-                raise ToolBroken(f"the box of the tools could not be prepared: {read_words(made)}")
-        return self._box
+        box = self._box = make_box(self._sandbox, BoxRoot())
+        await box.open()
+        script = _start_script(self._tools, self._files)
+        process = self._process = await box.start_service(script, cwd="/", line_limit=_MAX_ANSWER)
+        if await process.read_line(_START_SECONDS) != _READY:
+            if process.exit_code == _NO_PYTHON:
+                raise ToolMissing("the box of the tools has no python3: install your system's package `python3`")
+            raise ToolBroken(f"the box of the tools could not be prepared: {process.read_end(_START_SECONDS)}")
+        return box
 
     async def call_tool(
         self, name: str, arguments: Mapping[str, Any], seconds: float, characters: int
@@ -82,16 +84,16 @@ class ToolBox:
 
         An interpreter that hangs or ends is the model's doing: it gets a new box. Raises `ToolBroken` for other tools.
         """
-        box = await self.open_box()
+        await self.open_box()
+        assert self._process is not None
         request = {"tool": name, "arguments": dict(arguments), "seconds": seconds, "characters": characters}
-        command = f"printf '%s\\n' {shlex.quote(json.dumps(request))} >{_FOLDER}/in && cat {_FOLDER}/out"
-        result = await box.run(command, cwd="/", time_limit=seconds + _HARD_SECONDS)
-        answer = _parse_answer(result)
+        line = await self._process.ask(json.dumps(request).encode(), seconds + _HARD_SECONDS)
+        answer = _parse_answer(line)
         if "result" in answer or "error" in answer:
             is_error = "error" in answer
             return str(answer["error" if is_error else "result"])[: 2 * characters], is_error
-        reason = (
-            f"did not end within {seconds:g} s" if result.timed_out else str(answer.get("broken", "its process ended"))
+        reason = answer.get("broken") or (
+            "its process ended" if line is not None or self._process.has_ended else f"did not end within {seconds:g} s"
         )
         if not self._tools.has_interpreter:
             raise ToolBroken(f"tool {name}: {reason}")
@@ -109,7 +111,7 @@ class ToolBox:
             await asyncio.wait((opening,))
             if not opening.cancelled():
                 opening.exception()  # marked as seen: nobody waits for the box any more
-        box, self._box = self._box, None
+        box, self._box, self._process = self._box, None, None
         if box is not None:
             await box.close()
 
@@ -138,17 +140,16 @@ def _start_script(tools: BoxTools, files: Mapping[str, str]) -> str:
             f"command -v python3 >/dev/null || exit {_NO_PYTHON}",
             own,
             write_files(files),
-            f"mkfifo {_FOLDER}/in {_FOLDER}/out && cd {WORK_FOLDER} || exit 1",
-            # In a session of its own, so that it outlives this command. If it ends, that is the answer of the call.
-            f"setsid sh -c 'python3 -I {_FOLDER}/worker.py {_FOLDER}; echo {_ENDED} >{_FOLDER}/out' "
-            "</dev/null >/dev/null 2>&1 &",
+            f"cd {WORK_FOLDER} || exit 1",
+            f"echo {_READY.decode()}",
+            f"exec python3 -I {_FOLDER}/worker.py {_FOLDER}/setup.json",
         )
     )
 
 
-def _parse_answer(result: CommandResult) -> dict[str, Any]:
+def _parse_answer(line: bytes | None) -> dict[str, Any]:
     try:
-        found = json.loads(result.stdout)
+        found = json.loads(line or b"")
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
