@@ -21,6 +21,7 @@ from openclaw_rl.learner.trainer import LocalTrainer
 from openclaw_rl.other_trainers import batch_stream
 from openclaw_rl.other_trainers.batch_stream import PROTOCOL, BatchStream, StartWeights, StreamEnded, TurnBatch
 from openclaw_rl.other_trainers.trainer_socket import TrainerGone, TrainerLink, TrainerSocket
+from openclaw_rl.store import turns
 from openclaw_rl.store.heartbeats import AttemptLog
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.train.rollback import apply_rollback, plan_rollback
@@ -85,6 +86,7 @@ def test_an_answer_that_is_sent_twice_counts_once(
         ({"done": {"id": 1, "dropped": {"none": "why"}}}, "batch 1 has no turn 'none'; expected ids of its rows"),
         ({"loaded": True}, "unexpected message 'loaded'; expected done or failed"),
         (b"[" * 60000, None),
+        (b'["done"]', None),
         (b"{", None),
         (b"\xff\xfe", None),
     ],
@@ -237,6 +239,23 @@ def test_what_is_acknowledged_must_be_numbers_and_turns_of_the_batch(
         assert batch.acknowledge({"loss/total": np.float32(0.5)})  # type: ignore[dict-item]
     with world.store.read() as conn:
         assert policies.head(conn).metrics["loss/total"] == 0.5
+
+
+@pytest.mark.timeout(60)
+def test_a_reason_with_half_a_character_is_recorded(world: World, local: LocalTrainer, fill: Fill) -> None:
+    """As of a program in JavaScript that cut its text inside an emoji."""
+    given = fill(world.store, 8)
+    with world.in_background(), BatchStream.connect(world.config.home_dir) as stream:
+        batch = stream.current_batch()
+        take_step(local, batch)
+        assert batch.acknowledge({"\ud83d": 0.5}, dropped={given[0]: "cut \ud83d"})
+        batch = stream.current_batch()
+        batch.refuse("cut \ud83d")
+        assert str(batch.rejection).endswith("cut ?")
+    with world.store.read() as conn:
+        found = turns.get(conn, given[0])
+    assert found is not None
+    assert found.untrainable == "cut ?"
 
 
 @pytest.mark.timeout(60)

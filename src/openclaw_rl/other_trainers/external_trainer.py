@@ -88,7 +88,7 @@ class ExternalTrainer:
         self._undecided = UndecidedStep(number=self._count, folder=self._folder, link=link)
         try:
             if answer["kind"] == "failed":
-                raise ModelError(f"the trainer {link.name!r} refused the batch: {answer.get('reason', '')}")
+                raise ModelError(f"the trainer {link.name!r} refused the batch: {_to_text(answer.get('reason', ''))}")
             result = self._read_result(samples, out, answer)
         except ModelError:
             shutil.rmtree(out, ignore_errors=True)
@@ -172,7 +172,7 @@ class ExternalTrainer:
 def _read_metrics(given: Any) -> dict[str, float]:
     """Return the numbers among the metrics of a step. NaN and infinity are kept: the gate refuses them."""
     found = given.items() if isinstance(given, dict) else ()
-    return {str(name): _to_float(value) for name, value in found if isinstance(value, int | float)}
+    return {_to_text(name): _to_float(value) for name, value in found if isinstance(value, int | float)}
 
 
 def _to_float(value: float) -> float:
@@ -184,7 +184,12 @@ def _to_float(value: float) -> float:
 
 def _read_reasons(given: Any) -> dict[str, str]:
     found = given.items() if isinstance(given, dict) else ()
-    return {turn: str(reason)[:500] for turn, reason in found}
+    return {turn: _to_text(reason)[:500] for turn, reason in found}
+
+
+def _to_text(given: Any) -> str:
+    """Return text that the store can keep. Half of a surrogate pair, as of a text that was cut, becomes `?`."""
+    return str(given).encode(errors="replace").decode()
 
 
 def _check_weights(folder: Path, max_rank: int | None) -> None:

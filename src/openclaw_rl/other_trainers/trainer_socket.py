@@ -91,8 +91,8 @@ class TrainerLink:
         line, _, self._received = self._received.partition(b"\n")
         try:
             message = json.loads(line)
-            kind = next(iter(message))
-        except (ValueError, StopIteration, TypeError, RecursionError):
+            kind = next(iter(message.keys()))
+        except (ValueError, StopIteration, AttributeError, RecursionError):
             self.close()
             raise TrainerGone(f"the trainer {self.name!r} sent a line that is no JSON object") from None
         if kind not in kinds:
