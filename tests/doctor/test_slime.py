@@ -95,6 +95,46 @@ def test_what_is_missing_is_a_line_with_the_cure(tmp_path: Path, monkeypatch: py
     assert "Start slime, and give the address that it prints" in output
 
 
+@pytest.mark.parametrize("words", ["", "hello", "[]"])
+def test_a_program_that_is_no_python_is_named(tmp_path: Path, words: str) -> None:
+    program = tmp_path / "program"
+    program.write_text(f"#!/bin/sh\necho '{words}'\n")
+    program.chmod(0o755)
+    code, _, output = examine("--home", str(tmp_path), "--trainer-python", str(program))
+    assert code == 1
+    assert f"{program} is no Python. Give that of slime's environment" in output
+
+
+def test_what_modules_of_slime_print_hides_no_check(environment: Path, home: Path) -> None:
+    module = environment / "slime/utils/types.py"
+    module.write_text(f"import atexit\natexit.register(print, 'the end')\n{module.read_text()}")
+    _, marks, output = examine("--home", str(home))
+    assert {name for name, mark in marks.items() if mark == "FAILED"} == {"router"}, output
+
+
+def test_a_folder_slime_where_the_doctor_runs_hides_no_installed_one(
+    environment: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Modules that `pip install -e` installed are found last, after folders without `__init__.py`."""
+    (environment / "slime").rename(environment / "source")
+    (environment / "sitecustomize.py").write_text(
+        "import sys\nfrom importlib.util import spec_from_file_location\n\n"
+        "class Finder:\n"
+        "    def find_spec(name, path=None, target=None):\n"
+        f"        folder = {str(environment / 'source')!r}\n"
+        "        if name == 'slime':\n"
+        "            return spec_from_file_location(\n"
+        "                name, folder + '/__init__.py', submodule_search_locations=[folder])\n\n"
+        "sys.meta_path.append(Finder)\n"
+    )
+    (environment / "tests").symlink_to(ROOT / "tests")
+    monkeypatch.setenv("PYTHONPATH", f"{environment}:{ROOT / 'src'}")  # without this checkout
+    (tmp_path / "checkout" / "slime").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "checkout")
+    _, marks, output = examine("--home", str(home))
+    assert {name for name, mark in marks.items() if mark == "FAILED"} == {"router"}, output
+
+
 def test_another_version_and_other_fields_are_named(environment: Path, home: Path) -> None:
     metadata = environment / "slime-0.3.1.dist-info" / "METADATA"
     metadata.write_text(metadata.read_text().replace("0.3.1", "0.2.4"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import math
 import sys
@@ -23,7 +24,10 @@ from openclaw_rl.settings.load import Config
 from openclaw_rl.types import Generation, Sampling
 
 CheckRow = tuple[str, str, CheckResult]
-_SELF_CHECK = "from openclaw_rl.other_trainers.slime.self_check import print_checks; print_checks()"
+_SELF_CHECK = (  # not from the folder of the shell: a checkout of OpenClaw-RL has a folder `slime`
+    "import sys; sys.path = [place for place in sys.path if place]; "
+    "from openclaw_rl.other_trainers.slime.self_check import print_checks; print_checks()"
+)
 _TOKENS = 4  # of the router's reply
 
 
@@ -51,8 +55,21 @@ def _check_environment(python: str) -> list[CheckRow]:
         last = ran.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no output"]
         words = f"{python}: {last[0]}. Install it there: pip install --no-deps openclaw-rl"
         return [("environment", "slime's Python has openclaw-rl", CheckResult(words, False))]
-    found = json.loads(ran.stdout.splitlines()[-1])
+    found = _read_checks(ran.stdout)
+    if found is None:
+        words = f"{python} is no Python. Give that of slime's environment: --trainer-python PATH"
+        return [("environment", "slime's Python runs", CheckResult(words, False))]
     return [(name, expected, CheckResult(observed, passed)) for name, expected, passed, observed in found]
+
+
+def _read_checks(output: bytes) -> list[tuple[str, str, bool, str]] | None:
+    """Return the checks in the output; other lines are of slime's modules. None: there are no checks."""
+    for line in reversed(output.splitlines()):
+        if line.startswith(b'[["'):
+            with contextlib.suppress(ValueError):
+                checks: list[tuple[str, str, bool, str]] = json.loads(line)
+                return checks
+    return None
 
 
 def _check_socket(config: Config) -> CheckRow:
