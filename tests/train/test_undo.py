@@ -28,6 +28,8 @@ from openclaw_rl.store.lessons import lessons
 from openclaw_rl.store.lessons.lessons import Lesson
 from openclaw_rl.store.lineage import policies, policy_marks, retraining
 from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME
+from openclaw_rl.supervisor import preflight
+from openclaw_rl.train import worker
 from openclaw_rl.train.orchestrator import TrainLoop
 from openclaw_rl.train.rollback import plan_promotion
 from openclaw_rl.train.sample_builder import SampleBuilder
@@ -130,6 +132,54 @@ def test_it_says_what_it_does_and_asks_first(home: Home) -> None:
     with home.store.read() as conn:
         undone = policies.get_many(conn, (2, 3, 4))
     assert [(p.state, p.reason) for p in undone] == [(PolicyState.ROLLED_BACK, "a bad idea")] * 3
+
+
+AT_TINKER = ("train.trainer=tinker", "engine.backend=tinker", "gate.kind=numbers", "train.method=binary")
+
+
+class AbsentTrainer:
+    """A loop whose service does not answer; the third attempt is interrupted."""
+
+    note = "waiting for the trainer: the Tinker service does not answer"
+
+    def __init__(self) -> None:
+        self.attempts = 0
+
+    def run_once(self) -> bool:
+        self.attempts += 1
+        if self.attempts == 3:
+            raise KeyboardInterrupt
+        return False
+
+    def forget_attempts(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def test_training_again_at_a_service_is_checked_and_agreed_to_first(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home.learn(2)
+    home.undo("--turn", home.learned[1][0], "--yes")
+    words = ("undo", "--now", *(word for setting in AT_TINKER for word in ("--set", setting)))
+    assert "Tinker needs " in str(home.run(*words, "--yes").exception), "its SDK, or a key"
+    opened: list[AbsentTrainer] = []
+
+    def open_loop(*_: object) -> AbsentTrainer:
+        opened.append(AbsentTrainer())
+        return opened[-1]
+
+    monkeypatch.setattr(preflight, "check_before_start", lambda config, workers: None)
+    monkeypatch.setattr(worker, "open_train_loop", open_loop)
+    refused = home.run(*words)
+    assert "nothing is sent to Tinker before you agree" in str(refused.exception)
+    assert opened == []
+    said = home.run(*words, "--yes").output
+    assert "to train: the tokens of the turns" in said
+    assert said.count(AbsentTrainer.note) == 1, "why it waits, once"
+    assert opened[0].attempts == 3
 
 
 def test_the_rest_is_trained_again_before_new_turns(home: Home) -> None:
@@ -413,6 +463,8 @@ from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.settings.load import STARTER, train_settings
 from openclaw_rl.store.db import Store
 from openclaw_rl.testing import ScriptedTrainer
+from openclaw_rl.supervisor import preflight
+from openclaw_rl.train import worker
 from openclaw_rl.train.orchestrator import TrainLoop
 from openclaw_rl.train.rollback import plan_promotion
 from openclaw_rl.train.sample_builder import SampleBuilder

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from openclaw_rl.cli.load_config import load_config
-from openclaw_rl.common.printable import cut_text, echo
+from openclaw_rl.common.printable import cut_text, echo, echo_error
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.settings.cli_options import home_options
 from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME, SHARED_NAME
@@ -82,7 +82,7 @@ def run_undo(
                 rest = _count(left, "batch is", "batches are")
                 echo(f"{rest} left to train on again; `openclaw-rl undo` shows the bar")
         if not no_wait:
-            _retrain(config, store, now=now)
+            _retrain(config, store, now=now, yes=yes)
 
 
 def describe_hints(hints: Sequence[MatchedHint]) -> list[str]:
@@ -134,8 +134,11 @@ def _format_seconds(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def _retrain(config: Config, store: Store, *, now: bool) -> None:
-    """Wait until the running trainer has trained on the batches that are left; with `now`, else train here."""
+def _retrain(config: Config, store: Store, *, now: bool, yes: bool) -> None:
+    """Wait until the running trainer has trained on the batches that are left; with `now`, else train here.
+
+    `yes`: the owner agrees to what is sent to a service that trains.
+    """
     from openclaw_rl.store.lineage import policies
     from openclaw_rl.train.retraining import RETRAINED_METRIC
     from openclaw_rl.types import PolicyState
@@ -148,7 +151,7 @@ def _retrain(config: Config, store: Store, *, now: bool) -> None:
     if _trainer_is_alive(store):
         _follow_batches(store, lambda: time.sleep(POLL_SECONDS), max_silence=0.0 if now else _MAX_SILENCE)
     if now and _count_left(store):
-        _train_here(config, store)
+        _train_here(config, store, yes=yes)
     if left := _count_left(store):
         echo(f"no trainer runs, and {_count(left, 'batch is', 'batches are')} left to train on again: start the system")
         echo("(`openclaw-rl up`), or train now (`openclaw-rl undo --now`)")
@@ -165,20 +168,31 @@ def _retrain(config: Config, store: Store, *, now: bool) -> None:
         echo(f"the others gave no version, or a rollback cancelled them; {where}")
 
 
-def _train_here(config: Config, store: Store) -> None:
+def _train_here(config: Config, store: Store, *, yes: bool) -> None:
+    from openclaw_rl.cli.service_consent import require_consent
     from openclaw_rl.settings.load import with_policy_owner
     from openclaw_rl.store.lineage.policy_names import stored_owner
+    from openclaw_rl.supervisor.preflight import check_before_start
     from openclaw_rl.train.resume import resolve_base
+    from openclaw_rl.train.tracking import TRAINER_PREFIX
     from openclaw_rl.train.worker import open_train_loop
 
     logging.getLogger("bitsandbytes.backends.cpu").setLevel(logging.ERROR)  # see `setup_logging`
     with store.read() as conn:
         config = with_policy_owner(config, stored_owner(conn))
-    loop = open_train_loop(resolve_base(config), store)
+    config = resolve_base(config)
+    check_before_start(config, ("train",))
+    require_consent(config, ("train",), yes=yes)
+    loop = open_train_loop(config, store)
+    said = ""
 
     def train_batch() -> None:
-        if not loop.run_once():
-            time.sleep(POLL_SECONDS)
+        nonlocal said
+        if loop.run_once():
+            return
+        if loop.note != said and loop.note.startswith(TRAINER_PREFIX):
+            echo_error(said := loop.note)
+        time.sleep(POLL_SECONDS)
 
     try:
         _follow_batches(store, train_batch, max_silence=math.inf)

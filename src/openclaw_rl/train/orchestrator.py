@@ -22,7 +22,7 @@ from openclaw_rl.store.lineage import candidates, policies, training_queue
 from openclaw_rl.store.lineage.policy_names import PolicyOwner, name_of_turn, owner_filter, waiting_names
 from openclaw_rl.store.lineage.token_credit import record_credit
 from openclaw_rl.store.lineage.version_stats import satisfaction_metrics, untrusted_judges
-from openclaw_rl.train import batch_bisection, policy_folders
+from openclaw_rl.train import batch_bisection, policy_folders, tracking
 from openclaw_rl.train.candidate_examiner import CandidateExaminer
 from openclaw_rl.train.checkpoints import CheckpointWriter, is_last_version
 from openclaw_rl.train.file_monitor import FileMonitor
@@ -144,7 +144,7 @@ class TrainLoop:
             self._drop_turns({error.turn: str(error)})
             return True
         except TrainerAbsent as error:
-            self.note = f"waiting for the trainer: {error}"
+            self.note = f"{tracking.TRAINER_PREFIX}{error}"
             return False
         except StaleLease as error:
             log.warning("nothing was published, starting over: %s", error)

@@ -22,6 +22,8 @@ from openclaw_rl.types import Policy, PolicyState, Verdict
 log, _step_log = logging.getLogger(__name__), logging.getLogger("openclaw_rl.train")
 WAITING_PREFIX = "waiting for turns: "
 """Prefix of the status note of a trainer that found too few turns."""
+TRAINER_PREFIX = "waiting for the trainer: "
+"""Prefix of the status note while no step can be taken: the service or the program that takes it is absent."""
 
 METRICS_FILE = "metrics.jsonl"
 NO_STEP_STATE = "no step"
