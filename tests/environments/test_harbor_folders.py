@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -103,12 +104,25 @@ def test_a_dockerfile_is_read_as_steps_of_a_box(tmp_path: Path) -> None:
         ("FROM a\nCOPY Dockerfile /etc/motd", "needs an image"),
         ("FROM a\nRUN <<EOF\nls\nEOF", "here-document"),
         ("FROM a\nONBUILD RUN ls", "ONBUILD needs a container builder"),
+        ("FROM a\nCOPY files", "line 2: expected what is copied"),
+        ("FROM a\nCOPY 'a b /app/", "line 2: its words cannot be told apart"),
+        ("FROM a\nCOPY a**b /app/", "line 2: .*(is no pattern of files|does not exist)"),
+        ("FROM a\nENV 1A=x", "line 2: '1A' cannot be the name of a variable"),
+        ("FROM a\nRUN echo \0", "NUL byte"),
     ],
 )
 def test_a_dockerfile_that_needs_more_is_refused_with_its_line(tmp_path: Path, text: str, words: str) -> None:
     context = write_task(tmp_path / "t", **{"environment/Dockerfile": text}) / "environment"
     with pytest.raises(DockerfileError, match=words):
         read_build_plan(context)
+
+
+def test_brackets_that_are_no_list_of_texts_are_for_a_shell(tmp_path: Path) -> None:
+    text = "FROM a\nRUN [ -d /app ] || true\nRUN [1, 2]\nRUN []\nCOPY [ab].txt /app/\n"
+    context = write_task(tmp_path / "t", **{"environment/Dockerfile": text, "environment/a.txt": "a"}) / "environment"
+    plan = read_build_plan(context)
+    assert [step.command for step in plan.steps if isinstance(step, RunStep)] == ["[ -d /app ] || true", "[1, 2]", "[]"]
+    assert plan.steps[-1] == CopyStep(source=context / "a.txt", target="/app/a.txt")
 
 
 def test_the_digest_is_of_the_whole_folder_and_not_of_its_name(tmp_path: Path) -> None:
@@ -122,6 +136,19 @@ def test_the_digest_is_of_the_whole_folder_and_not_of_its_name(tmp_path: Path) -
     (other / "tests" / "more").symlink_to("t")
     assert digest_folder(other) != before
     assert [task.id for task in load_tasks_below(tmp_path)] == ["a", "b"]
+
+
+def test_what_has_no_content_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(write_task(tmp_path / "t", **{"tests/test.sh": ""}) / "tests" / "pipe")
+    with pytest.raises(ConfigError, match=r"tests/pipe: expected a file, a folder or a link"):
+        load_tasks_below(tmp_path)
+
+
+@pytest.mark.parametrize("best", ["nan", "inf", "1" + 400 * "0", "true"])
+def test_a_best_reward_that_no_solution_can_have_is_refused(tmp_path: Path, best: str) -> None:
+    write_task(tmp_path / "t", f"[metadata]\nbest_reward = {best}")
+    with pytest.raises(ConfigError, match=r"metadata\.best_reward: expected a number, got"):
+        load_tasks_below(tmp_path)
 
 
 def test_the_split_is_of_the_task_or_of_its_digest(tmp_path: Path) -> None:
@@ -144,6 +171,9 @@ def test_variables_are_filled_with_what_was_granted() -> None:
     assert fill_variables({"A": "x-${ONE}", "B": "${TWO:-2}"}, {"ONE": "1"}) == {"A": "x-1", "B": "2"}
     with pytest.raises(ConfigError, match="--env KEY"):
         fill_variables({"A": "${KEY}"}, {})
+    for given in ({"A B": "x"}, {"A": "x\0"}):
+        with pytest.raises(ConfigError, match="no variable can have"):
+            fill_variables(given, {})
 
 
 @pytest.mark.parametrize(
@@ -159,6 +189,7 @@ def test_variables_are_filled_with_what_was_granted() -> None:
         ("reward.txt", "passed", None),
         ("reward.json", '{"reward": "1"}', None),
         ("reward.json", "{}", None),
+        ("reward.json", '{"one": 1e308, "two": 1e308}', None),
         ("other.txt", "1", None),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -60,9 +61,17 @@ def _parse_task(line: str, where: str, held_out_share: float) -> EnvironmentTask
     if not isinstance(name, str) or not 0 < len(name) <= _MAX_NAME or not name.isprintable():
         raise ConfigError(f"{where}: id: expected a text of 1 to {_MAX_NAME} printable characters, got {name!r}")
     best = data.get("best", 1.0)
-    if isinstance(best, bool) or not isinstance(best, int | float):
-        raise ConfigError(f"{where}: best: expected the best reward as a number, got {best!r}")
+    if not is_finite_number(best):
+        raise ConfigError(f"{where}: best: expected the best reward as a number, got {repr(best)[:80]}")
     return EnvironmentTask(id=name, digest=digest, split=split, data=data)
+
+
+def is_finite_number(value: Any) -> bool:
+    """Return whether a value can be a reward: a number that is neither infinite nor larger than any float."""
+    try:
+        return not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value)
+    except OverflowError:  # an integer
+        return False
 
 
 def task_digest(data: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ from openclaw_rl.sandbox.box_service import BoxService, ServiceInput
 from openclaw_rl.sandbox.output_buffer import OutputBuffer, OutputFile, OutputReceiver
 
 BOX_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TRANSFER_SECONDS = 120.0
 _ARCHIVE_OVERHEAD = 2  # an archive of many small files is larger than the files
 
@@ -153,7 +153,7 @@ def write_script(command: str, *, cwd: str, env: Mapping[str, str]) -> str:
     """Return a shell script that sets the variables, changes to `cwd` and runs the command."""
     lines = []
     for name, value in env.items():
-        if not _VARIABLE_NAME.fullmatch(name) or "\0" in value:
+        if not VARIABLE_NAME.fullmatch(name) or "\0" in value:
             raise ValueError(
                 f"{name[:100]!r} cannot be an environment variable: expected letters, digits, '_', no NUL byte"
             )

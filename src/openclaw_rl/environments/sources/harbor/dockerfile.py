@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from openclaw_rl.sandbox.box import HOME_FOLDER
-from openclaw_rl.sandbox.box_commands import BOX_PATH
+from openclaw_rl.sandbox.box_commands import BOX_PATH, VARIABLE_NAME
 
 DEFAULT_FOLDER = "/app"
 _NO_EFFECT = frozenset(
@@ -64,6 +64,8 @@ def read_build_plan(context: Path) -> BuildPlan:
     plan, arguments, stages = BuildPlan(), dict[str, str](), 0
     file = context / "Dockerfile"
     text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+    if "\0" in text:
+        raise DockerfileError("environment/Dockerfile has a NUL byte")
     for line, name, rest in _split_instructions(text):
         where = f"environment/Dockerfile, line {line}"
         if name == "FROM":
@@ -73,7 +75,8 @@ def read_build_plan(context: Path) -> BuildPlan:
         elif name == "RUN":
             if "<<" in rest.split("\n")[0] and re.search(r"<<-?\s*['\"]?\w+", rest):
                 raise DockerfileError(f"{where}: a here-document, which needs a container builder")
-            command = shlex.join(json.loads(rest)) if rest.startswith("[") else re.sub(r"^(--\S+\s+)+", "", rest)
+            words = _read_words(rest)
+            command = re.sub(r"^(--\S+\s+)+", "", rest) if words is None else shlex.join(words)
             plan.steps.append(RunStep(command=command, cwd=plan.cwd, line=line))
         elif name == "WORKDIR":
             plan.cwd = _join_path(plan.cwd, _expand_text(rest.strip(), plan.variables | arguments))
@@ -82,7 +85,7 @@ def read_build_plan(context: Path) -> BuildPlan:
             _add_copies(plan, context, _expand_text(rest, plan.variables | arguments), where)
         elif name in ("ENV", "ARG"):
             target = plan.variables if name == "ENV" else arguments
-            target.update(_read_pairs(rest, plan.variables | arguments))
+            target.update(_read_pairs(rest, plan.variables | arguments, where))
         elif name not in _NO_EFFECT:
             raise DockerfileError(f"{where}: the instruction {name} needs a container builder")
     if plan.cwd == "/":
@@ -127,19 +130,43 @@ def _expand_text(text: str, variables: dict[str, str]) -> str:
     return _REFERENCE.sub(value_of, text)
 
 
-def _read_pairs(rest: str, variables: dict[str, str]) -> dict[str, str]:
+def _read_words(rest: str) -> list[str] | None:
+    """Return the words of the form `["program", "word"]`; None for any other text, which is for a shell."""
+    try:
+        found = json.loads(rest)
+    except (ValueError, RecursionError):
+        return None
+    is_list = isinstance(found, list) and bool(found) and all(isinstance(word, str) for word in found)
+    return found if is_list else None
+
+
+def _split_words(rest: str, where: str) -> list[str]:
+    try:
+        return shlex.split(rest)
+    except ValueError as error:
+        raise DockerfileError(f"{where}: its words cannot be told apart ({error})") from None
+
+
+def _read_pairs(rest: str, variables: dict[str, str], where: str) -> dict[str, str]:
     """Return the variables of ENV or ARG: `A=1 B="x y"`, `A 1` in the old form, `A` for an argument without value."""
     first = rest.split(None, 1)
     if "=" not in first[0]:
-        return {first[0]: _expand_text(first[1], variables)} if len(first) > 1 else {}
-    pairs = (word.partition("=") for word in shlex.split(rest))
-    return {name: _expand_text(value, variables) for name, _, value in pairs}
+        found = {first[0]: _expand_text(first[1], variables)} if len(first) > 1 else {}
+    else:
+        pairs = (word.partition("=") for word in _split_words(rest, where))
+        found = {name: _expand_text(value, variables) for name, _, value in pairs}
+    if wrong := [name for name in found if VARIABLE_NAME.fullmatch(name) is None]:
+        raise DockerfileError(f"{where}: {wrong[0][:80]!r} cannot be the name of a variable")
+    return found
 
 
 def _add_copies(plan: BuildPlan, context: Path, rest: str, where: str) -> None:
-    words = json.loads(rest) if rest.startswith("[") else shlex.split(rest)
+    words = _read_words(rest)
+    words = _split_words(rest, where) if words is None else words
     flags = [word for word in words if word.startswith("--")]
-    *sources, target = [word for word in words if not word.startswith("--")]
+    *sources, target = [word for word in words if not word.startswith("--")] or [""]
+    if not sources:
+        raise DockerfileError(f"{where}: expected what is copied, and where to")
     mode = next((flag.removeprefix("--chmod=") for flag in flags if flag.startswith("--chmod=")), None)
     if any(flag.startswith("--from") for flag in flags) or any("://" in source for source in sources):
         raise DockerfileError(f"{where}: it copies from another image or from the network")
@@ -147,7 +174,10 @@ def _add_copies(plan: BuildPlan, context: Path, rest: str, where: str) -> None:
     path = _join_path(plan.cwd, target)
     plan.add_folder(path)
     for pattern in sources:
-        found = sorted(context.glob(pattern.strip("/") or ".")) if pattern.strip("./") else [context]
+        try:
+            found = sorted(context.glob(pattern.strip("/") or ".")) if pattern.strip("./") else [context]
+        except ValueError as error:
+            raise DockerfileError(f"{where}: {pattern} is no pattern of files ({error})") from None
         if not found:
             raise DockerfileError(f"{where}: environment/{pattern} does not exist")
         for source in found:

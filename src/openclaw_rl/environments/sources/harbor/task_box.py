@@ -216,9 +216,9 @@ def read_rewards(results: Path, result: CommandResult) -> PlayOutcome:
             return void_outcome(f"the verifier's {name} cannot be read: {error}")
         try:
             parts = _parse_parts(json.loads(raw) if name == _REWARD_TABLE else float(raw))
+            reward = parts["reward"] if "reward" in parts else math.fsum(parts.values()) / len(parts)
         except (ValueError, OverflowError, RecursionError) as error:
             return void_outcome(f"the verifier's {name} has no finite numbers: {error}")
-        reward = parts["reward"] if "reward" in parts else sum(parts.values()) / len(parts)
         return PlayOutcome(status="done", reward=reward, parts={} if set(parts) == {"reward"} else parts, reason=said)
     return void_outcome(f"the verifier wrote no reward ({said})")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import get_args
 
 from openclaw_rl.environments.sources.harbor.task_settings import HarborSettings, read_settings
-from openclaw_rl.environments.task_file import split_by_digest
+from openclaw_rl.environments.task_file import is_finite_number, split_by_digest
 from openclaw_rl.environments.types import EnvironmentTask, TaskSplit
 from openclaw_rl.errors import ConfigError
 
@@ -59,13 +59,15 @@ def load_tasks_below(top: Path, held_out_share: float = 0.0) -> list[Environment
         name = path.name if path == top else path.relative_to(top).as_posix()
         if len(name) > _MAX_NAME or not name.isprintable():
             raise ConfigError(f"{path}: expected a path of at most {_MAX_NAME} printable characters")
-        folder, digest = load_folder(path), digest_folder(path)
+        digest, folder = digest_folder(path), load_folder(path)
         split = folder.settings.metadata.get("split", split_by_digest(digest, held_out_share))
         if split not in get_args(TaskSplit):
             raise ConfigError(f"{path / SETTINGS_FILE}: metadata.split: expected train or held_out, got {split!r}")
         best = folder.settings.metadata.get("best_reward", 1.0)
-        if isinstance(best, bool) or not isinstance(best, int | float):
-            raise ConfigError(f"{path / SETTINGS_FILE}: metadata.best_reward: expected a number, got {best!r}")
+        if not is_finite_number(best):
+            raise ConfigError(
+                f"{path / SETTINGS_FILE}: metadata.best_reward: expected a number, got {repr(best)[:80]}"
+            )
         if digest in seen:
             raise ConfigError(f"{path}: has the same content as {seen[digest]}. Remove one of them")
         seen[digest] = name
@@ -76,13 +78,21 @@ def load_tasks_below(top: Path, held_out_share: float = 0.0) -> list[Environment
 
 
 def digest_folder(folder: Path) -> str:
-    """Return the SHA-256 of all files of a task: their paths, contents and execute bits, and where links lead."""
+    """Return the SHA-256 of all files of a task: their paths, contents and execute bits, and where links lead.
+
+    Raises `ConfigError` for a file that cannot be read, and for a pipe, socket or device, which has no content.
+    """
     digest = hashlib.sha256()
     for path in sorted(_list_files(folder), key=lambda one: one.relative_to(folder).as_posix()):
         mode = path.lstat().st_mode
         is_link = stat.S_ISLNK(mode)
+        if not is_link and not stat.S_ISREG(mode):
+            raise ConfigError(f"{path}: expected a file, a folder or a link in a task, got a pipe, socket or device")
         kind = "link" if is_link else "program" if mode & stat.S_IXUSR else "file"
-        content = os.fsencode(path.readlink()) if is_link else path.read_bytes()
+        try:
+            content = os.fsencode(path.readlink()) if is_link else path.read_bytes()
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be read ({error})") from None
         name = path.relative_to(folder).as_posix()
         digest.update(f"{len(os.fsencode(name))} {kind} {len(content)}\n".encode() + os.fsencode(name) + content)
     return digest.hexdigest()

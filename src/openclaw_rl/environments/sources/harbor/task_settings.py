@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from openclaw_rl.errors import ConfigError
+from openclaw_rl.sandbox.box_commands import VARIABLE_NAME
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT])I?B?", re.IGNORECASE)
 _MEBIBYTES = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2}
@@ -103,9 +104,11 @@ class HarborSettings(_TaskSection):
 def read_settings(file: Path) -> HarborSettings:
     """Return the settings of a task. Raises `ConfigError`, with the file and the field."""
     try:
-        return HarborSettings.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        found = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{file}: cannot be read ({error}). Expected the settings of a task in TOML") from None
+    try:
+        return HarborSettings.model_validate(found)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
@@ -137,7 +140,7 @@ def list_refusals(settings: HarborSettings, folder: Path) -> list[str]:
 def fill_variables(given: Mapping[str, str], granted: Mapping[str, str]) -> dict[str, str]:
     """Return variables with each `${NAME}` and `${NAME:-default}` replaced by what was granted.
 
-    Raises `ConfigError` for a variable that was not granted and has no default.
+    Raises `ConfigError` for a variable that was not granted and has no default, and for what no variable can be.
     """
 
     def value_of(match: re.Match[str]) -> str:
@@ -146,7 +149,10 @@ def fill_variables(given: Mapping[str, str], granted: Mapping[str, str]) -> dict
             raise ConfigError(f"the task needs the variable {name}: give it with --env {name}, or --env {name}=VALUE")
         return granted.get(name, default or "")
 
-    return {name: _VARIABLE.sub(value_of, value) for name, value in given.items()}
+    filled = {name: _VARIABLE.sub(value_of, value) for name, value in given.items()}
+    if wrong := [name for name, value in filled.items() if not VARIABLE_NAME.fullmatch(name) or "\0" in value]:
+        raise ConfigError(f"the task has a variable {wrong[0][:80]!r}, whose name or value no variable can have")
+    return filled
 
 
 def _size_of(value: str | int | None) -> int | None:
