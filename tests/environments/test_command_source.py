@@ -172,7 +172,11 @@ def check(tmp_path: Path, task: dict[str, object], **commands: str) -> TaskFitne
 
 def test_a_check_compares_the_oracle_with_doing_nothing(tmp_path: Path) -> None:
     assert check(tmp_path, {"q": 1}, oracle="exit 0", nop="exit 1").fit
-    assert "no nop" in check(tmp_path, {"q": 1}, oracle="exit 0").reason
+    for unknown in (check(tmp_path, {"q": 1}, oracle="exit 0"), check(tmp_path, {"q": 1}, nop="exit 1")):
+        assert "no nop" in unknown.reason or "no oracle" in unknown.reason
+        assert not unknown.checkable  # and is not kept as unfit, which --unchecked would not play either
+    with pytest.raises(ConfigError, match="oracle: expected a command"):
+        check(tmp_path, {"q": 1, "oracle": 'a "b'}, nop="exit 1")
     assert "the oracle got 0, not 1" in check(tmp_path, {"q": 1}, oracle="exit 1", nop="exit 1").reason
     assert "doing nothing got 1" in check(tmp_path, {"q": 1}, oracle="exit 0", nop="exit 0").reason
     assert "oracle: no reward.json" in check(tmp_path, {"q": 1}, oracle="uvx --version", nop="exit 1").reason
@@ -199,6 +203,13 @@ def test_the_file_of_tasks(tmp_path: Path) -> None:
         file.write_text(text)
         with pytest.raises(ConfigError, match=words):
             read_task_file(file)
+
+
+@pytest.mark.parametrize("best", ["NaN", "Infinity", "1" + 400 * "0", "true"])
+def test_a_best_reward_that_no_oracle_can_get_is_refused(tmp_path: Path, best: str) -> None:
+    (tmp_path / "tasks.jsonl").write_text(f'{{"q": 1, "best": {best}}}')
+    with pytest.raises(ConfigError, match="best: expected the best reward as a number"):
+        read_task_file(tmp_path / "tasks.jsonl")
 
 
 def test_the_held_out_share_is_chosen_by_the_digest() -> None:

@@ -79,7 +79,7 @@ def check_tasks(source: str, oracle: str | None, nop: str | None, **options: Any
     from openclaw_rl.environments.types import PlayLimits
     from openclaw_rl.supervisor.supervisor import prepare_home
 
-    programs = {"oracle": shlex.split(oracle or ""), "nop": shlex.split(nop or "")}
+    programs = {"oracle": _split_command("--oracle", oracle), "nop": _split_command("--nop", nop)}
     given = take_task_options(options)
     config = load_running_config(**options)
     request = make_request(source, given, config, **programs)
@@ -184,6 +184,15 @@ def run_tasks(
     else:
         print_summary(TerminalConsole(), summary)
     sys.exit(0 if summary.done else 1)
+
+
+def _split_command(option: str, text: str | None) -> list[str]:
+    from openclaw_rl.errors import ConfigError
+
+    try:
+        return shlex.split(text or "")
+    except ValueError as error:
+        raise ConfigError(f"{option}: the words of the command cannot be told apart ({error}): {text}") from None
 
 
 def show_fitness(fitness: TaskFitness) -> None:

@@ -13,7 +13,7 @@ import math
 import shlex
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -83,7 +83,8 @@ class CommandSource:
         for name, given in (("oracle", self.oracle), ("nop", self.nop)):
             words = _command_of(task, name) or given
             if not words:
-                return _fitness(task, f"no {name}: set --{name} COMMAND, or the field {name!r} of the task", results)
+                why = f"no {name}: set --{name} COMMAND, or the field {name!r} of the task"
+                return replace(_fitness(task, why, results), checkable=False)
             results[name] = await self.make_runner(words).run_in_folder(task, folder, limits, None)
             await asyncio.to_thread(remove_leftovers, folder)
         return _fitness(task, _unfit_reason(task, results), results)
@@ -178,7 +179,10 @@ def _command_of(task: EnvironmentTask, name: str) -> list[str]:
     given = task.data.get(name)
     if given is None:
         return []
-    words = shlex.split(given) if isinstance(given, str) else given
+    try:
+        words = shlex.split(given) if isinstance(given, str) else given
+    except ValueError:  # a quotation that does not end
+        words = None
     if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
         raise ConfigError(f"task {task.id}: {name}: expected a command as a text or a list of texts, got {given!r}")
     return words
