@@ -13,6 +13,7 @@ from aiohttp import web
 
 from openclaw_rl.environments.registry import SourceRequest, find_source
 from openclaw_rl.environments.sources.tools import tool_source
+from openclaw_rl.environments.sources.tools.tool_config import ToolSpec
 from openclaw_rl.environments.types import EpisodeTicket, PlayLimits, PlayOutcome
 
 SLOW_SERVER = """#!{python}
@@ -95,3 +96,20 @@ def test_a_schema_that_leads_nowhere_makes_its_tasks_unfit(tmp_path: Path) -> No
     source = find_source(request).make_source(request)
     found = asyncio.run(source.check_task(next(iter(source.load_tasks())), str(tmp_path / "e"), PlayLimits(seconds=9)))
     assert (found.fit, found.reason) == (False, "tool f: parameters: Unresolvable: http://127.0.0.1:9/schema")
+
+
+def test_arguments_that_a_pattern_would_search_for_years_are_answered_at_once(tmp_path: Path) -> None:
+    slow = {"type": "object", "properties": {"x": {"type": "string", "pattern": "(a+)+$"}}}
+    calls = [{"tool": "f", "arguments": {"x": 40 * "a" + "!"}}]
+    tool = {"name": "f", "result": 1, "parameters": slow}
+    request = request_of(tmp_path, [tool], {"kind": "exact", "value": "42"}, answer=42, calls=calls)
+    source = find_source(request).make_source(request)
+    found = asyncio.run(source.check_task(next(iter(source.load_tasks())), str(tmp_path / "e"), PlayLimits(seconds=9)))
+    assert "does not match" in found.reason
+
+
+@pytest.mark.parametrize(("text", "fits"), [("ab", True), ("ac", False)])
+def test_a_pattern_with_a_look_ahead_is_a_check_as_well(text: str, fits: bool) -> None:
+    properties = {"x": {"type": "string", "pattern": "^a(?=b)"}, "n": {"pattern": "^$"}}
+    tool = ToolSpec(name="f", result=1, parameters={"type": "object", "properties": properties})
+    assert tool.validator.is_valid({"x": text, "n": 3}) is fits

@@ -87,6 +87,7 @@ def test_a_host_that_the_owner_lists_is_allowed_and_openais_format_is_read(tmp_p
         ({"prompt": "p", "check": {"kind": "exact", "value": "x"}, "step_reward": 1}, "needs `calls`"),
         ({"prompt": "p", "check": {"kind": "exact", "value": "x"}, "calls": [{"tool": "g"}]}, "calls: unknown tool"),
         ({"prompt": "p", "check": {"kind": "python"}}, "either code or file"),
+        ({"prompt": "p", "check": {"kind": "json_file", "path": "a\0b", "value": 1}}, "json_file.path"),
         ({"prompt": "p", "check": {"kind": "exact", "value": "x"},
           "tools": [{"name": "h", "http": {"url": "http://10.0.0.1/"}}]}, "not this machine"),
     ],

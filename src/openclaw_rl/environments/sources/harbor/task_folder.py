@@ -65,9 +65,7 @@ def load_tasks_below(top: Path, held_out_share: float = 0.0) -> list[Environment
             raise ConfigError(f"{path / SETTINGS_FILE}: metadata.split: expected train or held_out, got {split!r}")
         best = folder.settings.metadata.get("best_reward", 1.0)
         if not is_finite_number(best):
-            raise ConfigError(
-                f"{path / SETTINGS_FILE}: metadata.best_reward: expected a number, got {repr(best)[:80]}"
-            )
+            raise ConfigError(f"{path / SETTINGS_FILE}: metadata.best_reward: expected a number, got {repr(best)[:80]}")
         if digest in seen:
             raise ConfigError(f"{path}: has the same content as {seen[digest]}. Remove one of them")
         seen[digest] = name

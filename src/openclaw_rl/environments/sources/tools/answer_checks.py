@@ -130,7 +130,7 @@ class FileCheck(_CheckEntry):
     """A JSON file that the tools left equals the value. `ignore`: fields of it, at the top, that do not count."""
 
     kind: Literal["json_file"]
-    path: str
+    path: str = Field(pattern=r"^[^\x00]+$")
     value: Any
     ignore: tuple[str, ...] = ()
 
