@@ -323,6 +323,7 @@ def tinker_plan(options: FaultOptions, folders: PlanFolders) -> FaultPlan | None
             cause=tinker_causes.killed_server if name == "the server" else causes.kill_process(name),
             allows="errors" if name == "the server" else allowed_answers(name),
             starts_trainer=name == "train",
+            must_learn=name == "train",
         )
         for name in itertools.islice(itertools.cycle(("train", "gateway", "the server")), options.kills)
     ]
