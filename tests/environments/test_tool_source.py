@@ -98,6 +98,13 @@ def test_a_task_that_cannot_be_played_is_refused(tmp_path: Path, task: dict[str,
     assert words in str(raised.value)
 
 
+def test_a_pattern_that_is_none_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    task = {"prompt": "p", "check": {"kind": "pattern", "value": "("}, "answer": "x"}
+    with pytest.raises(ConfigError, match=r"check: pattern: pattern: missing \): \($"):
+        load(write(tmp_path, [TOOL], task))
+    assert capfd.readouterr().err == ""
+
+
 def test_the_digest_follows_the_tools_and_the_split_does_not(tmp_path: Path) -> None:
     tasks = [{"prompt": str(n), "check": {"kind": "exact", "value": "x"}} for n in range(40)]
     request = write(tmp_path, [{"name": "f", "python_file": "f.py"}], *tasks)

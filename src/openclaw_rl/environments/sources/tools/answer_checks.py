@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 
 from openclaw_rl.environments.sources.tools.bfcl_matching import BfclCall, match_bfcl_calls
 from openclaw_rl.environments.sources.tools.call_matching import CallMade, ExpectedCall, equal_numbers, match_calls
-from openclaw_rl.environments.sources.tools.tool_config import describe_error
+from openclaw_rl.environments.sources.tools.tool_config import compile_pattern, describe_error
 from openclaw_rl.errors import ConfigError
 
 _NUMBER = re2.compile(r"[-+]?(?:(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
@@ -89,10 +89,7 @@ class PatternCheck(_CheckEntry):
 
     @model_validator(mode="after")
     def _compile(self) -> PatternCheck:
-        try:
-            re2.compile(self.value)
-        except re2.error as error:
-            raise ValueError(f"pattern: {error}") from None
+        compile_pattern(self.value)
         return self
 
     def score_answer(self, answer: str) -> float:

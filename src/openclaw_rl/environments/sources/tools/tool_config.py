@@ -68,18 +68,23 @@ def _check_pattern(_: Validator, pattern: str, value: Any, __: Any) -> Iterator[
     if not isinstance(value, str):
         return
     try:
-        found = _compile_quietly(pattern).search(value)
-    except (re2.error, UnicodeEncodeError):
+        found = compile_pattern(pattern).search(value)
+    except ValueError:
         found = re.search(pattern, value)
     if found is None:
         yield JsonSchemaError(f"{value!r} does not match {pattern!r}")
 
 
 @lru_cache(1024)
-def _compile_quietly(pattern: str) -> Any:
+def compile_pattern(pattern: str) -> Any:
+    """Return a regular expression of RE2. Raises `ValueError`, and prints nothing."""
     options = re2.Options()
     options.log_errors = False
-    return re2.compile(pattern, options)
+    try:
+        return re2.compile(pattern, options)
+    except re2.error as error:
+        words = error.args[0]
+        raise ValueError(f"pattern: {words.decode(errors='replace') if isinstance(words, bytes) else words}") from None
 
 
 class ToolSpec(_Entry):
@@ -129,7 +134,8 @@ class ToolSpec(_Entry):
     @cached_property
     def validator(self) -> Validator:
         """Check of arguments. References to other documents are not fetched, and patterns take linear time."""
-        kind = extend(validator_for(self.parameters, default=Draft202012Validator), {"pattern": _check_pattern})
+        plain = validator_for(self.parameters, default=Draft202012Validator)
+        kind = extend(plain, {"pattern": _check_pattern})  # type: ignore[no-untyped-call]
         made: Validator = kind(self.parameters, registry=Registry())
         return made
 
@@ -177,10 +183,7 @@ class TextCalls(_Entry):
         if (self.pattern is None) != (self.tool is None):
             raise ValueError("text_calls: expected both pattern and tool, or neither")
         if self.pattern is not None:
-            try:
-                re2.compile(self.pattern)
-            except re2.error as error:
-                raise ValueError(f"text_calls: pattern: {error}") from None
+            compile_pattern(self.pattern)
         return self
 
 
