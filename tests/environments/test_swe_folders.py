@@ -58,8 +58,11 @@ def test_a_folder_has_the_instances_of_its_files(tmp_path: Path) -> None:
         make_task_folders(tmp_path)
 
 
-def test_a_folder_without_files_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_files_or_instances_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no \*\.jsonl in this folder"):
+        make_task_folders(tmp_path)
+    (tmp_path / "empty.jsonl").write_text("\n")
+    with pytest.raises(ConfigError, match="has no instances"):
         make_task_folders(tmp_path)
 
 

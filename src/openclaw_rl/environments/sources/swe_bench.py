@@ -76,6 +76,8 @@ def make_task_folders(path: Path) -> Path:
                 instance = _read_instance(line, f"{file}:{number}")
                 if instances.setdefault(instance["instance_id"], instance) != instance:
                     raise ConfigError(f"{file}:{number}: {instance['instance_id']} occurs twice, with other content")
+    if not instances:
+        raise ConfigError(f"{path}: has no instances. Expected one of SWE-bench per line")
     for instance in instances.values():
         _make_folder(instance, top / instance["instance_id"], beside / CHECKOUTS)
     for folder in top.iterdir():
