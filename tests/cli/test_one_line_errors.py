@@ -215,4 +215,4 @@ def test_words_that_are_longer_than_a_line_stay_whole() -> None:
 
 def test_a_command_whose_quotation_does_not_end_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ("env", "check", "command", "--tasks", "t.jsonl", "--oracle", 'play "b', "--home", str(tmp_path / "home"))
-    assert "--oracle: the words of the command cannot be told apart" in error_of(capsys, *command)
+    assert "--oracle: a quotation of the command does not end" in error_of(capsys, *command)

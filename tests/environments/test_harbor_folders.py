@@ -105,7 +105,7 @@ def test_a_dockerfile_is_read_as_steps_of_a_box(tmp_path: Path) -> None:
         ("FROM a\nRUN <<EOF\nls\nEOF", "here-document"),
         ("FROM a\nONBUILD RUN ls", "ONBUILD needs a container builder"),
         ("FROM a\nCOPY files", "line 2: expected what is copied"),
-        ("FROM a\nCOPY 'a b /app/", "line 2: its words cannot be told apart"),
+        ("FROM a\nCOPY 'a b /app/", "line 2: a quotation does not end"),
         ("FROM a\nCOPY a**b /app/", "line 2: .*(is no pattern of files|does not exist)"),
         ("FROM a\nENV 1A=x", "line 2: '1A' cannot be the name of a variable"),
         ("FROM a\nRUN echo \0", "NUL byte"),

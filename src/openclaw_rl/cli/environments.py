@@ -192,7 +192,7 @@ def _split_command(option: str, text: str | None) -> list[str]:
     try:
         return shlex.split(text or "")
     except ValueError as error:
-        raise ConfigError(f"{option}: the words of the command cannot be told apart ({error}): {text}") from None
+        raise ConfigError(f"{option}: a quotation of the command does not end ({error}): {text}") from None
 
 
 def show_fitness(fitness: TaskFitness) -> None:

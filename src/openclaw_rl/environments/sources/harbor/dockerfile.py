@@ -144,7 +144,7 @@ def _split_words(rest: str, where: str) -> list[str]:
     try:
         return shlex.split(rest)
     except ValueError as error:
-        raise DockerfileError(f"{where}: its words cannot be told apart ({error})") from None
+        raise DockerfileError(f"{where}: a quotation does not end ({error})") from None
 
 
 def _read_pairs(rest: str, variables: dict[str, str], where: str) -> dict[str, str]:
