@@ -216,3 +216,8 @@ def test_words_that_are_longer_than_a_line_stay_whole() -> None:
 def test_a_command_whose_quotation_does_not_end_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ("env", "check", "command", "--tasks", "t.jsonl", "--oracle", 'play "b', "--home", str(tmp_path / "home"))
     assert "--oracle: a quotation of the command does not end" in error_of(capsys, *command)
+
+
+def test_a_variable_that_no_box_can_have_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ("env", "check", "command", "--tasks", "t.jsonl", "--env", "A B=x", "--home", str(tmp_path / "home"))
+    assert "--env A B: expected a name of letters" in error_of(capsys, *command)

@@ -120,7 +120,7 @@ def _python_below(folder: Path) -> Path | None:
     file = folder / _VENV_FILE
     if not file.is_file():
         return None
-    pairs = (line.partition("=") for line in file.read_text(encoding="utf-8").splitlines())
+    pairs = (line.partition("=") for line in file.read_text(encoding="utf-8", errors="replace").splitlines())
     home = {name.strip(): value.strip() for name, _, value in pairs}.get("home")
     return Path(home).resolve().parent if home else None
 

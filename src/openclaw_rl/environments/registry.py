@@ -30,6 +30,7 @@ from openclaw_rl.environments.sources.swe_bench import make_task_folders
 from openclaw_rl.environments.sources.tools.tool_entry import make_tool_runner, make_tool_source
 from openclaw_rl.environments.types import EpisodeRunner, TaskSource
 from openclaw_rl.errors import ConfigError
+from openclaw_rl.sandbox.box_commands import VARIABLE_NAME
 from openclaw_rl.settings.schema_sandbox import SandboxConfig
 
 
@@ -250,4 +251,7 @@ def find_source(request: SourceRequest) -> SourceKind:
     for name, option in _ASKED_FOR.items():
         if getattr(request, name) and name not in kind.takes:
             raise ConfigError(f"{request.source} does not use {option.format(request.argument)}: leave it out")
+    for name in request.granted:
+        if VARIABLE_NAME.fullmatch(name) is None:
+            raise ConfigError(f"--env {name}: expected a name of letters, digits and _, the first no digit")
     return kind
