@@ -8,7 +8,8 @@ from typing import Literal
 _RETRYABLE = frozenset({408, 409, 429})
 _KEY = re.compile(r"api[_ ]key", re.IGNORECASE)
 _RANK = re.compile(
-    r"lora.*rank\b|(\b|_)rank\b.*\b(must|max\w*|at most|between|exceed|support|allow)|max_rank\b", re.IGNORECASE
+    r"lora.*rank\b|(\b|_)rank\b.*\b(must|max\w*|at most|between|exceed|support|allow|less than)|max_rank\b",
+    re.IGNORECASE,
 )
 _CONTEXT = re.compile(
     r"context(?! (deadline|cancell?ed))|too (many tokens|long)|max(imum)?[ _](seq|length|model_len)"
@@ -18,6 +19,12 @@ _CONTEXT = re.compile(
 _DEADLINE = re.compile(r"deadline exceeded|timed out", re.IGNORECASE)
 _MODEL = re.compile(r"base[ _]?model|model .*not (found|supported)|unsupported model", re.IGNORECASE)
 _GONE = re.compile(r"\bmodel \S+ not loaded", re.IGNORECASE)
+_CHECKPOINT = re.compile(
+    r"(checkpoint|training[ _]run|tinker://).*(not (found|exist)|no longer)|not (found|exist).*(checkpoint|tinker://)",
+    re.IGNORECASE,
+)
+_PROJECT = re.compile(r"\bproject(_id)?\b", re.IGNORECASE)
+_NO_PATH = re.compile(r"(^|['\">]|404 )not found", re.IGNORECASE)  # not "Sampler not found", which names something
 _SESSION = re.compile(r"\bsession\b", re.IGNORECASE)
 _REQUEST_FAULTS = frozenset({400, 413, 422})
 _FAILED_REQUEST = "RequestFailedError"  # the SDK's error of a call that the service took on and could not do
@@ -31,6 +38,8 @@ def describe_error(error: BaseException, *, url: str | None, model: str) -> str:
     where = f"the Tinker service at {url}" if url else "the Tinker service"
     said = " ".join(str(error).split())[:MAX_CHARS] or type(error).__name__
     status = _status_of(error)
+    if status in (400, 403, 404) and _PROJECT.search(said) and not _KEY.search(said):
+        return f"{where} refused the project ({said}). Set TINKER_PROJECT_ID (tinker.project_id) to one of this key"
     if status in (401, 403) or _KEY.search(said):
         return f"{where} refused the key ({said}). Set TINKER_API_KEY (tinker.api_key) to a key of this service"
     if status == 402:
@@ -46,6 +55,11 @@ def describe_error(error: BaseException, *, url: str | None, model: str) -> str:
             f"{where} no longer has a model of this session ({said}). Training makes its own again; for sampling, set "
             "tinker.sample_from to models"
         )
+    if _CHECKPOINT.search(said):
+        return (
+            f"{where} no longer has a checkpoint of a version ({said}). Roll back to a version that it has, or to the "
+            "base (`openclaw-rl rollback 0`)"
+        )
     if _RANK.search(said):
         return f"{where} does not take this rank ({said}). Set train.lora.rank to one that it offers"
     if _CONTEXT.search(said):
@@ -57,6 +71,8 @@ def describe_error(error: BaseException, *, url: str | None, model: str) -> str:
             f"{where} gave an answer that its SDK cannot read ({said}). Check that tinker.url (TINKER_ENDPOINT) is the "
             "service, and that no proxy answers in its place"
         )
+    if status == 404 and _NO_PATH.search(said):
+        return f"{where} has nothing at that address ({said}). Check tinker.url (TINKER_ENDPOINT)"
     return f"{where} failed ({said})"
 
 

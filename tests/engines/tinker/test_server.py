@@ -220,6 +220,9 @@ FAILURES = [
     (ConnectionRefusedError("no route"), "does not answer .no route.. Check the network"),
     (StatusError(400, "prompt exceeds the maximum context length"), "too long .*engine.max_context"),
     (StatusError(402, "no credit"), "refused for billing"),
+    (StatusError(403, "no access to project p"), "refused the project .*Set TINKER_PROJECT_ID"),
+    (StatusError(404, "Model tinker://run/sampler_weights/a not found"), "no longer has a checkpoint .*rollback 0"),
+    (StatusError(404, "Not Found"), "nothing at that address .Not Found.. Check tinker.url"),
     (ValueError("strange\nnews"), "failed .strange news."),
     (json.JSONDecodeError("Expecting value", "<html>", 0), "its SDK cannot read .*no proxy answers"),
 ]

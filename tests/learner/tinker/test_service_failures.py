@@ -121,6 +121,10 @@ def test_a_checkpoint_that_is_never_there_ends_the_step(
         ),
         ("score", AttributeError("'str' object has no attribute 'request_id'"), TrainerAbsent, "its SDK cannot read"),
         ("create", StatusError(404, "Session not found"), TrainerAbsent, "has ended this session"),
+        ("create", StatusError(400, "rank: Input should be less than or equal to 8"), TrainerAbsent, "train.lora.rank"),
+        ("load_state", StatusError(404, "Training run 7 not found"), TrainerAbsent, "no longer has a checkpoint"),
+        ("load_state", StatusError(404, "Checkpoint not found: run/a"), TrainerAbsent, "Roll back to a version that"),
+        ("load_state", RequestFailedError("Checkpoint a does not exist", "user"), TrainerAbsent, "rollback 0"),
         ("save_state", ConnectionResetError("cut"), TrainerAbsent, "Check the network"),
     ],
 )
