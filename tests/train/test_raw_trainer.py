@@ -188,6 +188,18 @@ def test_a_trainer_that_reads_nothing_is_let_go(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(60)
+def test_a_trainer_that_ends_behind_a_second_answer_gives_its_place_back(tmp_path: Path) -> None:
+    """Nobody reads the answer before there is a next batch, which may be days later."""
+    with connected_link(tmp_path) as (link, trainer):
+        trainer.sendall(b'{"done": {"id": 1}}\n')
+        assert link.is_open()
+        trainer.close()
+        assert not link.is_open()
+        with BatchStream.connect(tmp_path):
+            pass
+
+
+@pytest.mark.timeout(60)
 def test_a_trainer_that_reads_late_gets_all_of_its_batch(tmp_path: Path) -> None:
     with connected_link(tmp_path) as (link, trainer):
         sending = threading.Thread(target=link.send, args=({"batch": "x" * 4_000_000},), kwargs={"within": 60.0})

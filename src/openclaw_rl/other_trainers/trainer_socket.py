@@ -37,15 +37,14 @@ class TrainerLink:
         self._connection, self._received, self._is_closed = connection, b"", False
 
     def is_open(self) -> bool:
-        """Return whether the trainer is there. Between batches it says nothing, so that data is its end."""
+        """Return whether the trainer is there: its end has not arrived, perhaps behind an answer that nobody reads."""
         if self._is_closed:
             return False
-        if not select.select([self._connection], [], [], 0)[0]:
-            return True
-        with contextlib.suppress(OSError):
-            if self._connection.recv(1, socket.MSG_PEEK):
-                return True
-        return False
+        half_closed = getattr(select, "POLLRDHUP", 0)  # macOS has none
+        ended = half_closed | select.POLLHUP | select.POLLERR | select.POLLNVAL
+        watch = select.poll()
+        watch.register(self._connection, ended)
+        return not any(events & ended for _, events in watch.poll(0))
 
     def send(self, message: dict[str, Any], *, within: float) -> None:
         """Send a message. Raises `TrainerGone`, also if the trainer has not read it after `within` seconds.
