@@ -182,6 +182,15 @@ def test_an_id_that_is_none_is_named(home: Path, wrong: dict[str, str]) -> None:
     assert f"fireworks.{next(iter(wrong))}: expected the ID alone" in error_of(run(home, "deploy", "--yes", **wrong))
 
 
+def test_a_version_at_tinker_is_named(home: Path, tmp_path: Path) -> None:
+    folder = home / "policies" / "1"
+    for file in folder.iterdir():
+        file.unlink()
+    (folder / "tinker_version.json").write_text("{}")
+    assert "version 1 is at the Tinker service" in error_of(run(home, "export", str(tmp_path / "out")))
+    assert not (tmp_path / "out").exists()
+
+
 def test_an_export_to_something_that_is_no_folder_is_named(home: Path) -> None:
     assert "/dev/full exists, and is no folder" in error_of(run(home, "export", "/dev/full"))
 

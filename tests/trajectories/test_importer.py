@@ -12,23 +12,23 @@ from tests.trajectories.world import IDENTITY, PRINTED, RENDERER, THANKS, Home, 
 
 from openclaw_rl.common import message_hash
 from openclaw_rl.common.message_hash import EphemeralMatcher
-from openclaw_rl.errors import IdentityMismatch
+from openclaw_rl.errors import IdentityMismatch, ModelError
 from openclaw_rl.methods.registry import make_method
 from openclaw_rl.render.model_folder import ModelFiles, compute_identity
 from openclaw_rl.render.renderer import Renderer
-from openclaw_rl.settings.load import STARTER, ModelConfig, TrainConfig, train_settings
+from openclaw_rl.settings.load import STARTER, ModelConfig, TrainConfig, from_flat, train_settings
 from openclaw_rl.status.reasons import merge_reasons
 from openclaw_rl.store import exchanges, imported_turns, turns
 from openclaw_rl.store.lineage import policies, training_queue
 from openclaw_rl.train.sample_builder import SampleBuilder
 from openclaw_rl.trajectories.files import read_entries
-from openclaw_rl.trajectories.importer import BUILT_SHARE, SCORED_SHARE, TrajectoryImporter, score_unscored
+from openclaw_rl.trajectories.importer import BUILT_SHARE, SCORED_SHARE, TrajectoryImporter, load_scorer, score_unscored
 from openclaw_rl.trajectories.operations import _make_follower
 from openclaw_rl.trajectories.report import ImportReport
 from openclaw_rl.trajectories.resolve import ResolvedTurn, resolve_turns
 from openclaw_rl.trajectories.schema import TrajectoryRefused
 from openclaw_rl.trajectories.turn_builder import NOT_TRAINABLE_REASON
-from openclaw_rl.types import Exchange, Origin, Reply, TurnState, Verdict
+from openclaw_rl.types import Exchange, Origin, Policy, PolicyState, Reply, TurnState, Verdict
 
 
 def planned(file: Path) -> list[ResolvedTurn]:
@@ -83,6 +83,16 @@ def test_words_are_scored_once_and_then_train(tmp_path: Path, home: Home) -> Non
     (sample,) = batch.samples
     assert (sample.turn, sample.reward, sample.temperature, sample.on_policy) == (first.id, 1.0, 1.0, False)
     assert reply.response_ids.tolist() == sample.response_ids.tolist()
+
+
+def test_a_version_at_tinker_scores_nothing_and_says_so(tmp_path: Path) -> None:
+    (tmp_path / "tinker_version.json").write_text("{}")
+    files = ModelFiles.from_path(STARTER)
+    head = Policy(
+        version=1, parent=0, state=PolicyState.LIVE, path=str(tmp_path), digest="", base="b", identity="x", created_at=0
+    )
+    with pytest.raises(ModelError, match=r"version 1 is at the Tinker service, .*Import with --no-score"):
+        load_scorer(from_flat({"home": str(tmp_path)}), files, head)
 
 
 def test_tokens_are_those_of_the_template(tmp_path: Path, home: Home) -> None:

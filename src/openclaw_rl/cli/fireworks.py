@@ -106,6 +106,7 @@ def _check_deploy(config: Config, gpus: int | None, method: str | None) -> None:
 
 def _export_policy(config: Config, version: int | None) -> tuple[Policy, AdapterExport]:
     """Return a version of the home and its export. Raises `OpenClawError` if Fireworks cannot take it."""
+    from openclaw_rl.common.policy_digest import TINKER_FILE, weight_files
     from openclaw_rl.engines.adapter_file import has_full_weights, read_adapter
     from openclaw_rl.fireworks.adapter_export import export_adapter
     from openclaw_rl.render.model_folder import ModelFiles
@@ -118,6 +119,11 @@ def _export_policy(config: Config, version: int | None) -> tuple[Policy, Adapter
         raise OpenClawError(f"version {policy.version} is the base: there is no adapter to export. Train first")
     if policies.is_removed(policy):
         raise OpenClawError(f"version {policy.version}: {policies.REMOVED_REASON}")
+    if weight_files(policy.path) == (TINKER_FILE,):
+        raise OpenClawError(
+            f"version {policy.version} is at the Tinker service, and its adapter is not in this home. Download it as "
+            "docs/guides/tinker.md says, and upload it with `firectl model create`"
+        )
     if has_full_weights(policy.path):
         raise OpenClawError(
             f"version {policy.version} is no LoRA adapter of this home. Fireworks takes whole weights as a "

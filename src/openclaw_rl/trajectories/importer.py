@@ -12,6 +12,8 @@ import numpy as np
 from sqlalchemy import Connection
 
 from openclaw_rl.common.message_hash import EphemeralMatcher
+from openclaw_rl.common.policy_digest import TINKER_FILE, weight_files
+from openclaw_rl.errors import ModelError
 from openclaw_rl.render.model_folder import ModelFiles, compute_identity
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.settings.load import Config
@@ -66,6 +68,11 @@ def load_scorer(config: Config, files: ModelFiles, head: Policy) -> LogprobScore
     """Load the head for scoring. Raises `ModelError` or `ConfigError` when that fails."""
     from openclaw_rl.learner.forward.scorer import SequenceScorer  # imports torch
 
+    if head.path is not None and weight_files(head.path) == (TINKER_FILE,):
+        raise ModelError(
+            f"version {head.version} is at the Tinker service, and log-probabilities of imported turns are computed "
+            "here. Import with --no-score: such turns are stored, and not trained on"
+        )
     return SequenceScorer(str(files.folder), head.path, config.train, config.model)
 
 
