@@ -32,7 +32,6 @@ _START_SECONDS = 20.0
 _KILL_SECONDS = 2.0  # until a command that was killed reports its end; else the box is closed
 _FIRST_PROCESSES = 3  # bubblewrap outside, bubblewrap as process 1, the shell
 _READ_BYTES = 2**16
-_NICENESS = 10  # of all processes in the box: on a busy machine, replies and training come first
 _OUTPUT_PIPES = ("output", "errors", "end")
 _MOST_PIPE_BYTES = 2**20  # a process may enlarge its pipe to this size
 
@@ -71,8 +70,6 @@ class BubblewrapBox(CommandBox):
             if len(processes) < _FIRST_PROCESSES:
                 raise SandboxError("the first processes of the box were not found in /proc: its limits would not hold")
             self._all_ended = _watch_exit(processes[1])
-            for process in processes:
-                os.setpriority(os.PRIO_PROCESS, process, os.getpriority(os.PRIO_PROCESS, 0) + _NICENESS)
             add_processes(groups, processes)
             self._send_request("start")
         except BaseException as error:  # also when it is cancelled: no box is left half open

@@ -117,8 +117,9 @@ class ToolBox:
 
 
 def read_words(result: CommandResult) -> str:
-    """Return the end of what a command wrote to stderr, for a reason."""
-    return result.stderr.decode("utf-8", "replace").strip()[-300:] or f"exit status {result.exit_code}"
+    """Return the last line that a command wrote to stderr, for a reason: of a traceback, the error."""
+    lines = result.stderr.decode("utf-8", "replace").strip().splitlines()
+    return lines[-1][-300:] if lines else f"exit status {result.exit_code}"
 
 
 def write_files(files: Mapping[str, str], folder: str = WORK_FOLDER) -> str:
