@@ -97,9 +97,14 @@ def test_a_program_answers_lines_until_it_ends() -> None:
         silent = await box.start_service("cat >/dev/null; echo why >&2")
         assert (await silent.ask(b"one", 0.1), silent.has_ended) == (None, False)
         assert silent.read_end(0.1) == "not within 0.1 s"
+        deaf = await box.start_service("sleep 300")
+        assert (await deaf.ask(b"x" * 300_000, 0.2), deaf.has_ended) == (None, False), "its pipe is full"
+        prompt = await box.start_service("cat")
+        assert await prompt.ask(b"at once", 10) == b"at once"
         ended = await box.start_service("echo why >&2; exit 3")
         assert (await ended.read_line(10), ended.exit_code, ended.read_end(10)) == (None, 3, "why")
         assert await ended.ask(b"one", 10) is None
+        await box.start_service("cat")
         await box.close()
         assert (await silent.ask(b"one", 10), silent.has_ended) == (None, True)
 

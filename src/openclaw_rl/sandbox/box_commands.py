@@ -88,6 +88,7 @@ class CommandBox(abc.ABC):
         )
         service.follow(running)
         self._services.append(service)
+        await asyncio.sleep(0)  # let it begin: a box that is closed at once ends it
         return service
 
     async def put(self, source: Path, at: str) -> None:

@@ -47,33 +47,46 @@ class ServiceInput:
 
     def __init__(self) -> None:
         self._pipe: int | None = None
-        self._writable = asyncio.Event()
+        self._is_closed = False
+        self._has_changed = asyncio.Event()  # the pipe is there, or takes more, or is closed
 
     @contextlib.contextmanager
     def attached_to(self, pipe: int) -> Iterator[None]:
         """Write to this pipe while the block runs. It stays the caller's."""
         os.set_blocking(pipe, False)
         self._pipe = pipe
+        self._has_changed.set()
         try:
             yield
         finally:
             asyncio.get_running_loop().remove_writer(pipe)
             self._pipe = None
-            self._writable.set()
+            self.close()
+
+    def close(self) -> None:
+        """Let writers know that the program has ended."""
+        self._is_closed = True
+        self._has_changed.set()
 
     async def write_bytes(self, data: bytes) -> None:
         """Write, and wait while the pipe is full. Raises `SandboxError` if the program has ended."""
         loop, left = asyncio.get_running_loop(), memoryview(data)
         while left:
-            if (pipe := self._pipe) is None:
+            self._has_changed.clear()
+            if self._is_closed:
                 raise SandboxError("the program has ended")
+            if (pipe := self._pipe) is None:
+                await self._has_changed.wait()
+                continue
             try:
                 left = left[os.write(pipe, left) :]
             except BlockingIOError:
-                self._writable.clear()
-                loop.add_writer(pipe, self._writable.set)
-                await self._writable.wait()
-                loop.remove_writer(pipe)
+                loop.add_writer(pipe, self._has_changed.set)
+                try:
+                    await self._has_changed.wait()
+                finally:
+                    if self._pipe is not None:  # else it may be another file by now
+                        loop.remove_writer(pipe)
             except BrokenPipeError as error:
                 raise SandboxError("the program has ended") from error
 
@@ -92,8 +105,11 @@ class BoxService:
         self._task = asyncio.create_task(self._wait_for_end(running))
 
     async def _wait_for_end(self, running: Coroutine[Any, Any, tuple[int, bool]]) -> None:
-        with contextlib.suppress(SandboxError):  # the box ended
-            self.exit_code, _ = await running
+        try:
+            with contextlib.suppress(SandboxError):  # the box ended
+                self.exit_code, _ = await running
+        finally:
+            self.input.close()
 
     async def read_line(self, time_limit: float) -> bytes | None:
         """Return the next line; None if it does not come in time, or the program ends first."""
