@@ -20,6 +20,8 @@ from request_loop import ForeignRefusal
 _ONLY_LOOPBACK = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
 _SHORT_FOLDER = "/proc/self/cwd"
 """The working folder by a short name: the path of a browser's socket has at most 107 characters."""
+_DRIVER_OPTIONS = "--max-semi-space-size=2"
+"""Of playwright's driver, in MiB: its young objects take up to 48 MiB more by default, after some hundred episodes."""
 _LEFT_FILES = ".org.chromium.Chromium.*"
 _LEFT_SECONDS = 60.0  # a file that Chromium uses is unlinked, or written, sooner than this
 _PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -81,6 +83,7 @@ def install_shared_browser(arguments: Sequence[str]) -> None:
     core = importlib.import_module("browsergym.core")
     if Path(_SHORT_FOLDER).exists():
         environ["TMPDIR"] = _SHORT_FOLDER
+    environ.setdefault("NODE_OPTIONS", _DRIVER_OPTIONS)
     from playwright.sync_api import sync_playwright
 
     core._set_global_playwright(SharedPlaywright(sync_playwright().start(), arguments))
