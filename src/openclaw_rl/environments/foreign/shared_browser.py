@@ -21,7 +21,7 @@ _ONLY_LOOPBACK = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
 _SHORT_FOLDER = "/proc/self/cwd"
 """The working folder by a short name: the path of a browser's socket has at most 107 characters."""
 _DRIVER_OPTIONS = "--max-semi-space-size=2"
-"""Of playwright's driver, in MiB: its young objects take up to 48 MiB more by default, after some hundred episodes."""
+"""Options of playwright's driver, which is a Node.js program. By default, its young generation grows to 48 MiB."""
 _LEFT_FILES = ".org.chromium.Chromium.*"
 _LEFT_SECONDS = 60.0  # a file that Chromium uses is unlinked, or written, sooner than this
 _PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "chrome")

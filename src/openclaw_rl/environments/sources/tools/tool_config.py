@@ -63,8 +63,10 @@ def _plain_tool(entry: Any) -> Any:
 
 
 def _check_pattern(_: Validator, pattern: str, value: Any, __: Any) -> Iterator[JsonSchemaError]:
-    """Check a text by RE2, as the model chooses it: Python's own would take years for some. It takes what RE2 cannot
-    express, such as a look-ahead."""
+    """Check a text by RE2, in linear time: the model chooses the text, and Python's own `re` takes years for some.
+
+    A pattern that RE2 cannot express, such as a look-ahead, is for `re`.
+    """
     if not isinstance(value, str):
         return
     try:
@@ -133,7 +135,7 @@ class ToolSpec(_Entry):
 
     @cached_property
     def validator(self) -> Validator:
-        """Check of arguments. References to other documents are not fetched, and patterns take linear time."""
+        """Check of arguments. References to other documents are not fetched. Patterns: see `_check_pattern`."""
         plain = validator_for(self.parameters, default=Draft202012Validator)
         kind = extend(plain, {"pattern": _check_pattern})  # type: ignore[no-untyped-call]
         made: Validator = kind(self.parameters, registry=Registry())
