@@ -35,6 +35,8 @@ for _ in range(task.get("replies", 1)):
 if task.get("daemon"):
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"], start_new_session=True)
 time.sleep(task.get("seconds", 0))
+while os.path.exists(task.get("held_by", "")):
+    time.sleep(0.05)
 if task.get("suicide"):
     os.kill(os.getpid(), 9)
 with open("reward.json", "w") as file:
@@ -199,22 +201,32 @@ def test_what_a_runner_and_its_reaper_left_is_cleaned_up_by_the_next_run(command
 
 
 def test_an_interrupted_run_is_continued(command: EnvironmentCommand) -> None:
-    command.write_tasks(*({"id": f"i{n}", "seconds": 0.4} for n in range(6)))
+    hold = command.folder / "hold"
+    command.write_tasks(*({"id": f"i{n}", "seconds": 0.4, "held_by": str(hold)} for n in range(6)))
     options = ("--group", "2", "--parallel", "2", "--run", "interrupted", "--unchecked")
     process = command.start(*options)
     wait_for(lambda: len(marked_processes(command.scratch)) > 0)
-    time.sleep(1.5)
+
+    def count_played(outcome: str | None) -> int:
+        return [e.outcome for e in command.played("interrupted").values()].count(outcome)
+
+    wait_for(lambda: count_played("done") > 0)
+    hold.touch()
+    time.sleep(1)
+    wait_for(lambda: count_played(None) == 2 and len(marked_processes(command.scratch)) == 2)
+    done_before = count_played("done")
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=30)
     assert process.returncode == 130
     assert "--run interrupted continues the run" in err
     command.assert_nothing_left()
-    assert {e.reason for e in command.played("interrupted").values() if e.outcome == "void"} == {
-        "the run was interrupted"
-    }
+    before = command.played("interrupted").values()
+    assert [e.reason for e in before if e.outcome == "void"] == ["the run was interrupted"] * 2
+    assert len(before) == done_before + 2
+    hold.unlink()
     done = command.run(*options)
     assert done.returncode == 0, done.stderr
-    assert len(command.played("interrupted")) == 12
+    assert (count_played("done"), count_played("void")) == (10, 2)
 
 
 def test_episodes_of_a_gateway_that_died_are_void(command: EnvironmentCommand) -> None:

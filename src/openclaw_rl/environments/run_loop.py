@@ -130,7 +130,12 @@ class EpisodeLoop:
         except OpenClawError:  # the gateway refused it or is away: the reaper posts the outcome
             await asyncio.shield(asyncio.to_thread(remove_leftovers, folder))
             raise
-        return await asyncio.shield(self._end_episode(episode, folder, outcome))
+        ending = asyncio.ensure_future(self._end_episode(episode, folder, outcome))
+        try:
+            return await asyncio.shield(ending)
+        except asyncio.CancelledError:  # the outcome is known: it is posted first
+            await asyncio.shield(ending)
+            raise
 
     async def _play_episode(self, episode: PlannedEpisode, folder: str) -> PlayOutcome:
         task, began, pid = episode.task, time.monotonic(), self.gateway_pid()

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import sqlite3
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from tests.serve.episodes.conftest import collect, collector_of, put
 from openclaw_rl.environments.episode_client import EpisodeClient, open_session
 from openclaw_rl.environments.run_loop import EpisodeLoop, EpisodeResult
 from openclaw_rl.environments.run_plan import RunPlan
-from openclaw_rl.environments.runner_lease import hold_leases
+from openclaw_rl.environments.runner_lease import LeaseFolder, hold_leases
 from openclaw_rl.environments.types import EnvironmentTask, EpisodeTicket, PlayLimits, PlayOutcome
 
 REFUSED_WRITES = {
@@ -73,6 +73,43 @@ class OneReply:
         return PlayOutcome(status="done", reward=1.0, **task.data)
 
 
+class InterruptedClient(EpisodeClient):
+    """Cancels the run while the first outcome is on its way."""
+
+    _is_interrupted = False
+
+    async def end_episode(self, episode: str, outcome: PlayOutcome) -> PlayOutcome:
+        if not self._is_interrupted:
+            self._is_interrupted = next(t for t in asyncio.all_tasks() if t.get_name() == "run").cancel()
+        await asyncio.sleep(0.05)
+        return await super().end_episode(episode, outcome)
+
+
+async def play_plan(
+    site: Site,
+    leases: LeaseFolder,
+    tasks: tuple[EnvironmentTask, ...],
+    on_result: Callable[[EpisodeResult], None],
+    *,
+    client: type[EpisodeClient] = EpisodeClient,
+    continued: bool = False,
+) -> None:
+    current = asyncio.current_task()
+    assert current is not None
+    current.set_name("run")
+    async with open_session(KEY) as http:
+        await EpisodeLoop(
+            plan=RunPlan(name="r", tasks=tasks, group_size=2),
+            runner=OneReply(site),
+            client=client(http, site.url, retry_seconds=1),
+            leases=leases,
+            limits=PlayLimits(seconds=10),
+            parallel=1,
+            gateway_pid=lambda: 1,
+            on_result=on_result,
+        ).play_all(continued=continued)
+
+
 @pytest.fixture
 def play_run(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -83,21 +120,8 @@ def play_run(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any
         def take(result: EpisodeResult) -> None:
             found.setdefault(result.episode.task.id, []).append((result.status, result.reward, result.reason))
 
-        async def run() -> None:
-            async with open_session(KEY) as http:
-                await EpisodeLoop(
-                    plan=RunPlan(name="r", tasks=tasks, group_size=2),
-                    runner=OneReply(site),
-                    client=EpisodeClient(http, site.url, retry_seconds=1),
-                    leases=leases,
-                    limits=PlayLimits(seconds=10),
-                    parallel=1,
-                    gateway_pid=lambda: 1,
-                    on_result=take,
-                ).play_all(continued=continued)
-
         with hold_leases(tmp_path, "r") as leases:
-            asyncio.run(run())
+            asyncio.run(play_plan(site, leases, tasks, take, continued=continued))
             assert leases.read_leases() == []
         stored = site.http.get(f"/v1/episodes?group=r-{tasks[0].digest[:16]}-0").json()["data"]
         assert [(one["status"], one["reward"], one["reason"]) for one in stored] == found[tasks[0].id][: len(stored)]
@@ -129,6 +153,21 @@ def test_an_environment_that_fails_is_void_and_the_run_goes_on(
     assert [(status, reward) for status, reward, _ in found[broken.id]] == [("void", None)] * 2
     assert all(said.startswith(reason) for _, _, said in found[broken.id])
     assert "half a pair: \ufffd" in caplog.text, "no encoding of a log has the half"
+
+
+def test_an_outcome_that_is_on_its_way_when_the_run_is_interrupted_counts(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    tasks, results = (task("good"),), list[EpisodeResult]()
+    with hold_leases(tmp_path, "r") as leases:
+        with pytest.raises(asyncio.CancelledError):
+            asyncio.run(play_plan(site, leases, tasks, results.append, client=InterruptedClient))
+        assert leases.read_leases() == []
+        stored = site.http.get(f"/v1/episodes?group=r-{tasks[0].digest[:16]}-0").json()["data"]
+        assert [(one["status"], one["reward"]) for one in stored] == [("done", 1.0)]
+        asyncio.run(play_plan(site, leases, tasks, results.append, continued=True))
+    assert [(one.status, one.earlier) for one in results] == [("done", True), ("done", False)]
 
 
 def test_an_error_of_the_gateway_without_a_record_is_void_unless_repeated(play_run: Any) -> None:
