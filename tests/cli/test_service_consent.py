@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import click
@@ -11,11 +12,13 @@ from tests.engines.remote.fireworks_server import FireworksDouble
 from openclaw_rl.cli import chat, service_consent
 from openclaw_rl.cli import main as command_line
 from openclaw_rl.cli.service_consent import require_consent
+from openclaw_rl.environments import commands
+from openclaw_rl.environments.types import TaskFitness
 from openclaw_rl.errors import ConfigError, EngineError
-from openclaw_rl.settings.load import Config, from_flat
+from openclaw_rl.settings.load import CONFIG_VARIABLE, Config, from_flat
 from openclaw_rl.store import events
 from openclaw_rl.store.db import Store
-from openclaw_rl.supervisor import preflight, supervisor
+from openclaw_rl.supervisor import preflight, subprocess_system, supervisor
 from openclaw_rl.supervisor.supervisor import prepare_home
 
 SERVE = ("engine", "gateway")
@@ -137,6 +140,48 @@ def test_chat_asks_before_it_starts_a_system(tmp_path: Path, monkeypatch: pytest
         with pytest.raises(StartedSystem):
             command_line.cli([*words], standalone_mode=False)
     assert asked == ["Continue?"], "once"
+
+
+@pytest.mark.parametrize(
+    ("words", "says_yes"),
+    [
+        ("chat", False),
+        ("evaluate", True),  # on a home of its own
+        ("evaluate --policy base", False),
+        ("evaluate lm-eval --tasks t --policy base --program true", False),
+        ("test-rollout --output-dir OUT", True),
+        ("env train TASKS", False),
+    ],
+)
+def test_commands_that_start_a_system_for_a_while_ask_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, says_yes: bool
+) -> None:
+    """Their systems have no terminal to ask in: they find the yes in the store of the home, or are told."""
+    started: list[tuple[list[str], dict[str, str]]] = []
+
+    class StartedSystem(Exception):
+        pass
+
+    def start(command: list[str], *, env: dict[str, str], **options: object) -> None:
+        started.append((command, env))
+        raise StartedSystem
+
+    fit = TaskFitness(task="t", digest="d", fit=True, reason="")
+    monkeypatch.setattr(commands, "check_environment", lambda *args: [fit])
+    monkeypatch.setattr(commands, "find_source", lambda request: None)
+    given = words.replace("OUT", str(tmp_path / "out")).replace("TASKS", str(tmp_path)).split()
+    home, out = tmp_path / "home", ["--backend", "tinker", "--set", "tinker.url=http://one:1"]
+    given += ["--home", str(home), *out]
+    with pytest.raises(ConfigError, match="before you agree"):
+        command_line.cli(given, standalone_mode=False)
+    monkeypatch.setattr(subprocess_system.subprocess, "Popen", start)
+    for more in (["--yes"], []):
+        with pytest.raises(StartedSystem):
+            command_line.cli([*given, *more], standalone_mode=False)
+    for command, env in started:
+        assert ("--yes" in command) == says_yes
+        assert json.loads(env[CONFIG_VARIABLE])["tinker"]["url"] == "http://one:1"
+    assert len(started) == 2
 
 
 def test_fireworks_is_asked_nothing_before_the_yes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ from openclaw_rl.cli.environments import (
 )
 from openclaw_rl.cli.load_config import load_config, load_settings
 from openclaw_rl.common.printable import echo
-from openclaw_rl.settings.cli_options import FlagCommand, settings_options
+from openclaw_rl.settings.cli_options import FlagCommand, consent_option, settings_options
 
 if TYPE_CHECKING:
     from openclaw_rl.settings.load import Config
@@ -34,13 +34,15 @@ _SETTLE_SECONDS = 3600.0  # for the steps after the last episode
 )
 @click.option("--agent", metavar="NAME", help="Agent that plays, where a source has several.")
 @task_options
+@consent_option
 @settings_options
-def train_on_tasks(source: str, group_size: int, epochs: int, agent: str | None, **options: Any) -> None:
+def train_on_tasks(source: str, group_size: int, epochs: int, agent: str | None, yes: bool, **options: Any) -> None:
     """Check the tasks, start a system, play them once, train on them, and end.
 
     It is `env check`, `up --method groups`, `env run` and the end of the system in one. Tasks that are unfit are left
     out. The home keeps the versions; `openclaw-rl serve --home HOME` serves the newest.
     """
+    from openclaw_rl.cli.service_consent import require_consent
     from openclaw_rl.common.gateway_address import running_address
     from openclaw_rl.common.terminal import TerminalConsole
     from openclaw_rl.environments.commands import RunOptions, check_environment, run_environment
@@ -49,7 +51,7 @@ def train_on_tasks(source: str, group_size: int, epochs: int, agent: str | None,
     from openclaw_rl.environments.types import PlayLimits
     from openclaw_rl.errors import ConfigError
     from openclaw_rl.supervisor.subprocess_system import SubprocessSystem
-    from openclaw_rl.supervisor.supervisor import prepare_home
+    from openclaw_rl.supervisor.supervisor import WORKERS, prepare_home, with_required_workers
 
     given = take_task_options(options)
     config = load_group_config(**options)
@@ -71,6 +73,7 @@ def train_on_tasks(source: str, group_size: int, epochs: int, agent: str | None,
         unchecked=False,
     )
     prepare_home(config)
+    require_consent(config, with_required_workers(config, WORKERS), yes=yes)
     try:
         found = check_environment(config.home_dir, owner_key(config), request, limits, parallel, show_fitness)
         if not any(fitness.fit for fitness in found):

@@ -11,7 +11,7 @@ import click
 
 from openclaw_rl.cli.load_config import load_config, with_running_gateway
 from openclaw_rl.common.printable import echo
-from openclaw_rl.settings.cli_options import settings_options
+from openclaw_rl.settings.cli_options import consent_option, settings_options
 
 if TYPE_CHECKING:
     from openclaw_rl.evals.versions.harnesses import EvaluationHarness
@@ -24,6 +24,7 @@ def _harness_options(function: _F) -> _F:
     for add in (
         click.argument("more", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGUMENT...]"),
         settings_options,
+        consent_option,
         click.option("--out", metavar="DIR", help="Folder of the results. [default: <home>/evaluations/PROGRAM-vN]"),
         click.option("--program", metavar="PATH", help="The program. [default: the one on PATH]"),
         click.option(
@@ -72,11 +73,14 @@ def _run_and_exit(
     program: str | None,
     out: str | None,
     more: tuple[str, ...],
+    yes: bool,
     **options: Any,
 ) -> None:
+    from openclaw_rl.cli.service_consent import require_serving_consent
     from openclaw_rl.evals.versions.harnesses import run_harness
 
     config = with_running_gateway(load_config(**options, strict=True))
+    require_serving_consent(config, yes=yes)
     folder = None if out is None else Path(out)
     code, where = run_harness(harness, config, task, version=policy, program=program, out=folder, more=more)
     echo(f"Results: {where}" if code == 0 else f"{harness.program} ended with {code}", err=True)

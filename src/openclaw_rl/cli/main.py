@@ -32,7 +32,7 @@ from openclaw_rl.common.disk_space import to_disk_full
 from openclaw_rl.common.printable import echo, echo_error
 from openclaw_rl.common.process_guard import end_process
 from openclaw_rl.errors import OpenClawError
-from openclaw_rl.settings.cli_options import FlagCommand, Seconds, home_options, settings_options
+from openclaw_rl.settings.cli_options import FlagCommand, Seconds, consent_option, home_options, settings_options
 
 if TYPE_CHECKING:
     from openclaw_rl.settings.load import Config
@@ -97,7 +97,7 @@ _WORKER_COMMANDS: Mapping[str, _WorkerCommand] = {
 
 def _add_worker_command(name: str, command: _WorkerCommand) -> None:
     @cli.command(name, cls=FlagCommand, shown=command.flags, help=command.summary)
-    @click.option("--yes", is_flag=True, help="Agree to what is sent to Tinker or Fireworks, if used.")
+    @consent_option
     @settings_options
     @_with_parent_option
     def run_workers(yes: bool, **options: Any) -> None:
@@ -220,8 +220,9 @@ def doctor(
 
 
 @cli.command()
+@consent_option
 @settings_options
-def chat(**options: Any) -> None:
+def chat(yes: bool, **options: Any) -> None:
     """Chat with the model in the terminal and watch it learn. Starts the system if needed."""
     from openclaw_rl.cli.chat import run_chat
     from openclaw_rl.cli.service_consent import require_consent
@@ -231,7 +232,7 @@ def chat(**options: Any) -> None:
 
     def check_start() -> None:
         load_settings(**options)
-        require_consent(config, with_required_workers(config, _WORKER_COMMANDS["up"].workers), yes=False)
+        require_consent(config, with_required_workers(config, _WORKER_COMMANDS["up"].workers), yes=yes)
 
     run_chat(config, before_start=check_start)
 

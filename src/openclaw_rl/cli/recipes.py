@@ -20,7 +20,7 @@ from openclaw_rl.cli.load_config import load_config, with_running_gateway
 from openclaw_rl.common.assets import ASSETS
 from openclaw_rl.common.printable import echo
 from openclaw_rl.errors import ConfigError
-from openclaw_rl.settings.cli_options import settings_options
+from openclaw_rl.settings.cli_options import consent_option, settings_options
 
 if TYPE_CHECKING:
     from openclaw_rl.evals.task_scores import EvalResult
@@ -60,6 +60,7 @@ def make_method(name: str, into: str) -> None:
 @click.option("--out", metavar="FILE", help="Write scores, tasks, replies and failures to this JSON file.")
 @click.option("--report", metavar="DIR", help="Write a comparison side by side to this folder: HTML, PNG and JSON.")
 @click.option("--json", "as_json", is_flag=True, help="Print the same JSON instead of the tables.")
+@consent_option
 @settings_options
 def run_evaluation(
     names: str,
@@ -70,6 +71,7 @@ def run_evaluation(
     out: str | None,
     report: str | None,
     as_json: bool,
+    yes: bool,
     seeds: int,
     num: int | None,
     max_tokens: int | None,
@@ -85,9 +87,11 @@ def run_evaluation(
 
     The coding tasks run code that the model writes: in a process with limits, but without a sandbox.
     """
+    from openclaw_rl.cli.service_consent import require_consent, require_serving_consent
     from openclaw_rl.evals.personalisation.people import PersonEndpoint
     from openclaw_rl.evals.task_scores import EvalPlan, evaluate_model, evaluate_versions
     from openclaw_rl.evals.versions import comparison_report
+    from openclaw_rl.supervisor.supervisor import SERVING_WORKERS
 
     _check_evaluation(policy, against, report, person_url, person_model)
     config = load_config(**options, strict=True)
@@ -103,9 +107,13 @@ def run_evaluation(
         )
     person = PersonEndpoint(url=person_url, model=person_model) if person_url else None
     plan = EvalPlan(kinds=names.split(","), num=num, max_tokens=max_tokens, seeds=seeds, person=person)
+    if policy is None:
+        require_consent(config, SERVING_WORKERS, yes=yes)
+    else:
+        require_serving_consent(config, yes=yes)
     with progress_bar() as show:
         if policy is None:
-            results = [evaluate_model(config, plan, show=show)]
+            results = [evaluate_model(config, plan, agreed=True, show=show)]
         else:
             versions = [policy, against] if against else [policy]
             results = evaluate_versions(with_running_gateway(config), plan, versions, show=show)

@@ -9,7 +9,7 @@ import click
 
 from openclaw_rl.cli.load_config import load_config, load_running_config
 from openclaw_rl.common.printable import echo
-from openclaw_rl.settings.cli_options import FlagCommand, Seconds, settings_options
+from openclaw_rl.settings.cli_options import FlagCommand, Seconds, consent_option, settings_options
 
 
 @click.command("rollout", cls=FlagCommand, shown=("rollout.",))
@@ -58,23 +58,28 @@ def run_rollout_function(
 )
 @click.option("--output-dir", required=True, metavar="DIR", help="New folder for the trajectories.")
 @click.option("--wait", type=Seconds(), default=60.0, show_default=True, help="Maximum seconds to wait.")
+@consent_option
 @settings_options
-def run_self_test(num_samples: int, output_dir: str, wait: float, **options: Any) -> None:
+def run_self_test(num_samples: int, output_dir: str, wait: float, yes: bool, **options: Any) -> None:
     """Test that conversations become trajectories. Runs conversations and checks the written files.
 
     Starts a separate system on a scratch home, with the model and engine of the settings. Nothing is trained.
     """
     from pathlib import Path
 
+    from openclaw_rl.cli.service_consent import require_consent
     from openclaw_rl.common.logging_metrics import setup_logging
     from openclaw_rl.doctor import rollouts
+    from openclaw_rl.supervisor.supervisor import SERVING_WORKERS
 
     def print_progress(words: str) -> None:
         echo(words, err=True)
 
     config = load_config(**options)
+    require_consent(config, SERVING_WORKERS, yes=yes)
     setup_logging("test-rollout", None, config.run.log_level)
-    found = rollouts.run_selftest(config, Path(output_dir), num=num_samples, wait=wait, said=print_progress)
+    folder = Path(output_dir)
+    found = rollouts.run_selftest(config, folder, num=num_samples, wait=wait, said=print_progress, agreed=True)
     for session, turns in found.items():
         main = sum(turn["type"] == "main" for turn in turns)
         echo(f"{session}: {main} main turns, {len(turns) - main} side turns")

@@ -14,6 +14,7 @@ from openclaw_rl.fireworks import consent as fireworks_consent
 from openclaw_rl.settings.load import Config
 from openclaw_rl.store import consents
 from openclaw_rl.store.db import Store
+from openclaw_rl.supervisor.supervisor import SERVING_WORKERS, is_home_locked, prepare_home
 from openclaw_rl.tinker.consent import EVENT, consent_text, service_address, tinker_purposes
 
 
@@ -30,9 +31,17 @@ def require_consent(config: Config, workers: Sequence[str], *, yes: bool) -> Non
         _ask_once(config, kind, config.fireworks.url, ["serve"], text=text, service="Fireworks", yes=yes)
 
 
+def require_serving_consent(config: Config, *, yes: bool) -> None:
+    """As `require_consent`, for a gateway that is started only if no system runs on the home."""
+    is_service = config.engine.backend in ("tinker", "fireworks")
+    if is_service and not (config.home_dir.exists() and is_home_locked(config)):
+        require_consent(config, SERVING_WORKERS, yes=yes)
+
+
 def _ask_once(
     config: Config, kind: str, address: str, purposes: Collection[str], *, text: str, service: str, yes: bool
 ) -> None:
+    prepare_home(config)
     with Store.open(config.store_path) as store:
         with store.read() as conn:
             if set(purposes) <= consents.agreed_purposes(conn, kind, address):

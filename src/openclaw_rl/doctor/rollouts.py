@@ -19,26 +19,27 @@ from openclaw_rl.trajectories.sessions import inspect_sessions
 
 _QUESTIONS = ("What is the capital of France?", "What is 2 plus 3?", "What colour is snow?")
 _REACTION = "Perfect, thanks!"
+_KEPT = {"model", "engine", "run", "tinker", "fireworks"}  # settings of the temporary system
 _REPLY_TOKENS = 24  # per reply
 _LOG_LINES = 10_000  # of the temporary system, printed at level debug
 PrintLine = Callable[[str], None]
 
 
 def run_selftest(
-    config: Config, out: Path, *, num: int, wait: float, said: PrintLine
+    config: Config, out: Path, *, num: int, wait: float, said: PrintLine, agreed: bool = False
 ) -> dict[str, list[dict[str, Any]]]:
     """Hold `num` conversations of two prompts, each written to `out`. Returns what `inspect_sessions` finds there.
 
-    Model and engine are those of the settings; home, port and key are temporary; nothing is trained. At log level
-    debug, `said` gets the system's log. Raises `OpenClawError` if the system does not start, or a trajectory is
-    missing, has no token ids or no reaction.
+    Model and engine are those of the settings; home, port and key are temporary; nothing is trained.
+    `agreed`: as for `SubprocessSystem`. At log level debug, `said` gets the system's log. Raises `OpenClawError` if
+    the system does not start, or a trajectory is missing, has no token ids or no reaction.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise OpenClawError(f"{out}: expected a new or an empty folder. Name another with --output-dir.")
     with tempfile.TemporaryDirectory(prefix="openclaw-rl-selftest-") as folder:
-        kept = config.model_dump(mode="json", include={"model", "engine", "run"}, exclude_none=True)
+        kept = config.model_dump(mode="json", include=_KEPT, exclude_none=True)
         scratch = scratch_config(Path(folder), kept | {"data.export_dir": str(out.resolve())})
-        system = SubprocessSystem(scratch, command="serve")
+        system = SubprocessSystem(scratch, command="serve", agreed=agreed)
         said(f"starting a temporary system ({config.model.path}, {config.engine.backend})")
         with system:
             names = asyncio.run(_hold_conversations(system, num))

@@ -111,15 +111,16 @@ class EvalPlan:
 
 
 def evaluate_model(
-    config: Config, plan: EvalPlan, *, show: ShowProgress = lambda what, done, total: None
+    config: Config, plan: EvalPlan, *, agreed: bool = False, show: ShowProgress = lambda what, done, total: None
 ) -> EvalResult:
-    """Serve `model.path` from a temporary home and score it.
+    """Serve `model.path` from a temporary home and score it. `agreed`: as for `SubprocessSystem`.
 
     Raise `ConfigError` for an unknown kind or an invalid judge, `JudgeError` if the judge does not answer, and
     `OpenClawError` if a model cannot be served.
     """
     with tempfile.TemporaryDirectory(prefix="openclaw-eval-") as home:
-        (result,) = _evaluate_served(config, config.model_copy(update={"home": home}), home, plan, None, show)
+        served = config.model_copy(update={"home": home})
+        (result,) = _evaluate_served(config, served, home, plan, None, show, agreed=agreed)
     return replace(result, model=config.model.path)
 
 
@@ -135,7 +136,14 @@ def evaluate_versions(
 
 
 def _evaluate_served(
-    config: Config, served: Config, judge_home: str, plan: EvalPlan, versions: Sequence[str] | None, show: ShowProgress
+    config: Config,
+    served: Config,
+    judge_home: str,
+    plan: EvalPlan,
+    versions: Sequence[str] | None,
+    show: ShowProgress,
+    *,
+    agreed: bool = False,
 ) -> list[EvalResult]:
     """Score the versions of the home of `served`; None: its head alone."""
     check_known(served, versions or ())
@@ -146,7 +154,7 @@ def _evaluate_served(
     with grader_factory(config, kinds, plan.person, judge_home) as graders:
         asyncio.run(graders.check_graders())
         show("starting the model", 0, None)
-        with open_gateway(served) as access:
+        with open_gateway(served, agreed=agreed) as access:
             names = [access.model] if versions is None else [access.pinned(access.resolve(v)) for v in versions]
             asyncio.run(check_versions(access, names))
             return [

@@ -52,6 +52,11 @@ def settings_options(function: _F) -> _F:
     return _source_options(function)
 
 
+def consent_option(function: _F) -> _F:
+    """Add `--yes` to a command that may start a system whose texts go to a service."""
+    return click.option("--yes", is_flag=True, help="Agree to what is sent to Tinker or Fireworks, if used.")(function)
+
+
 def home_options(function: _F) -> _F:
     """Add the options for settings to a command that only reads or changes a home."""
     return _source_options(click.option("--home", **_SETTINGS["--home"][1])(function))

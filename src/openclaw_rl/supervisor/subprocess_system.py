@@ -63,9 +63,12 @@ class SubprocessSystem:
     Output goes to `<home>/logs/up.log`. Raises `OpenClawError` with the last log lines if it does not become ready.
     """
 
-    def __init__(self, config: Config, *, command: Literal["up", "serve"] = "up") -> None:
-        """`command`: "serve" starts only the engine and the gateway."""
-        self.config, self._command = config, command
+    def __init__(self, config: Config, *, command: Literal["up", "serve"] = "up", agreed: bool = False) -> None:
+        """`command`: "serve" starts only the engine and the gateway. `agreed`: the owner did, to what is sent away.
+
+        It has no terminal to ask in: without `agreed`, and without a yes in the store of its home, it does not start.
+        """
+        self.config, self._command, self._agreed = config, command, agreed
         prepare_home(config)
         self._log = config.logs_dir / "up.log"
         self._process: subprocess.Popen[bytes] | None = None
@@ -85,6 +88,7 @@ class SubprocessSystem:
 
     def __enter__(self) -> Self:
         command = [sys.executable, "-m", "openclaw_rl", self._command, f"--with-parent={os.getpid()}"]
+        command += ["--yes"] if self._agreed else []
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 command, env=to_environment(self.config), stdout=log, stderr=log, stdin=subprocess.DEVNULL

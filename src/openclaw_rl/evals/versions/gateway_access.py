@@ -59,11 +59,11 @@ def check_known(config: Config, versions: Sequence[str]) -> None:
 
 
 @contextlib.contextmanager
-def open_gateway(config: Config) -> Iterator[GatewayAccess]:
+def open_gateway(config: Config, *, agreed: bool = False) -> Iterator[GatewayAccess]:
     """Yield the gateway of the system that runs on the home. If none runs, one is started until the block ends.
 
     `config`: with the address of the running gateway, if one runs. A started gateway has a free port of this machine,
-    and neither judges nor trains. Raises `OpenClawError` if it does not start.
+    and neither judges nor trains. `agreed`: as for `SubprocessSystem`. Raises `OpenClawError` if it does not start.
     """
     prepare_home(config)
     if is_home_locked(config):
@@ -73,7 +73,7 @@ def open_gateway(config: Config) -> Iterator[GatewayAccess]:
             )
         yield GatewayAccess(url=config.serve.url, key=read_key(config), model=config.model.name)
         return
-    with SubprocessSystem(on_free_port(config), command="serve") as system:
+    with SubprocessSystem(on_free_port(config), command="serve", agreed=agreed) as system:
         yield GatewayAccess(url=system.base_url, key=system.api_key, model=config.model.name)
 
 
