@@ -249,3 +249,22 @@ def test_a_solution_that_does_not_fit_the_tools_is_unfit(tmp_path: Path) -> None
     assert "call 0, f: error: arguments: 'a' is a required property" in reasons[0]
     assert "the recorded solution got 0, not 1" in reasons[1]
     assert "doing nothing got 1" in reasons[2]
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("def f() return 1", "SyntaxError"),
+        ("import no_such_module", "No module named 'no_such_module'"),
+        ("def g(): return 1", "KeyError: 'f'"),
+        ("while True: pass", "did not load in 4 s"),
+        ("import os; os._exit(3)", "the code of the tools ended"),
+    ],
+)
+def test_tools_that_do_not_load_are_unfit_also_if_no_call_is_recorded(tmp_path: Path, code: str, reason: str) -> None:
+    config, tasks = tmp_path / "tools.json", tmp_path / "tasks.jsonl"
+    config.write_text(json.dumps({"tools": [{"name": "f", "python": code}], "seconds": 1}))
+    tasks.write_text(json.dumps({"prompt": "p", "answer": "1", "check": {"kind": "exact", "value": "1"}}))
+    (fitness,) = check_all(request_of(config, tasks))
+    assert not fitness.fit
+    assert reason in fitness.reason

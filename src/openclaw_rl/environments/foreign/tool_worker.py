@@ -2,7 +2,8 @@
 
 Argument: a file with {"modules": [code], "tools": {name: [module, function]}, "interpreter": bool}. Requests are JSON
 lines on standard input, {"tool", "arguments", "seconds", "characters"}; each answer is one JSON line on standard
-output, {"result"} or {"error"}. The modules are loaded once: their variables stay between the calls.
+output, {"result"}, {"error"} or, if the modules failed, {"broken"}. `tool` may be null: whether they did is all that is
+asked. The modules are loaded once: their variables stay between the calls.
 """
 
 from __future__ import annotations
@@ -134,8 +135,10 @@ def main() -> None:
     for line in requests:
         if problem is not None:
             answer: dict[str, Any] = {"broken": problem}
+        elif (request := json.loads(line))["tool"] is None:
+            answer = {"result": ""}
         else:
-            answer = answer_request(json.loads(line), functions, variables)
+            answer = answer_request(request, functions, variables)
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
 

@@ -103,6 +103,15 @@ class ToolBox:
             True,
         )
 
+    async def check_code(self, seconds: float) -> None:
+        """Raise `ToolBroken` if the code of the tools fails or hangs as it is loaded. `seconds`: limit of a call."""
+        await self.open_box()
+        assert self._process is not None
+        seconds += _HARD_SECONDS  # as the first call has
+        line = await self._process.ask(json.dumps({"tool": None}).encode(), seconds)
+        if "result" not in (answer := _parse_answer(line)):
+            raise ToolBroken(answer.get("broken") or f"the code of the tools ended, or did not load in {seconds:g} s")
+
     async def close(self) -> None:
         """Close the box. The next call opens another."""
         opening, self._opening = self._opening, None

@@ -76,6 +76,11 @@ class ToolSession:
                 raise ToolBroken(f"two tools have the name {tool.spec.name}: name the tools of the MCP server to use")
             self._server_tools[tool.spec.name] = tool
 
+    async def check_code(self) -> None:
+        """Raise `ToolBroken` if the owner's code does not load, which an episode without a call would not notice."""
+        if self._has_owner_code:
+            await self._owner_box.check_code(self._world.config.seconds)
+
     def list_definitions(self) -> list[dict[str, Any]]:
         """Return the tools as a chat request has them."""
         return [spec.as_definition() for spec in self._all_specs().values()]

@@ -142,6 +142,7 @@ async def _replay_solution(world: ToolWorld, task: ToolTask, folder: str, name: 
     session, problem = ToolSession(world, task, f"{name}-{Path(folder).name}", folder), ""
     try:
         await session.open_tools()
+        await session.check_code()
         for number, call in enumerate(task.calls if name == "oracle" else ()):
             made = await session.answer_call(
                 AgentCall(id=f"call_{number}", name=call.tool, arguments=json.dumps(dict(call.arguments)))
