@@ -11,8 +11,8 @@ import pytest
 from aiohttp import web
 from tests.judge.endpoint import ITEM, Answer, Endpoint, always, completion, serving, then, vote
 
+from openclaw_rl.common.retries.backoff import backoff_delay, retry_after_seconds
 from openclaw_rl.errors import ConfigError, JudgeError
-from openclaw_rl.judge.backoff import backoff_delay, retry_after_seconds
 from openclaw_rl.judge.llm import LlmJudge
 from openclaw_rl.settings.load import Config, from_flat
 from openclaw_rl.types import Verdict

@@ -10,9 +10,9 @@ from typing import Any
 
 import aiohttp
 
+from openclaw_rl.common.retries.backoff import backoff_delay, retry_after_seconds
 from openclaw_rl.errors import JudgeError
 from openclaw_rl.judge.answer_schemas import AnswerSchema
-from openclaw_rl.judge.backoff import backoff_delay, retry_after_seconds
 from openclaw_rl.judge.vote_parser import check_answer, describe_size
 from openclaw_rl.settings.load import EndpointConfig
 

@@ -11,10 +11,10 @@ import time
 from dataclasses import replace
 
 from openclaw_rl.common.message_hash import EphemeralMatcher
+from openclaw_rl.common.retries.backoff import backoff_delay
 from openclaw_rl.errors import JudgeError
 from openclaw_rl.judge import prompts
 from openclaw_rl.judge.answer_schemas import TEACHER_ANSWER
-from openclaw_rl.judge.backoff import backoff_delay
 from openclaw_rl.judge.chat_client import ChatClient
 from openclaw_rl.judge.leak_check import LeakCheck
 from openclaw_rl.judge.preflight import check_endpoint

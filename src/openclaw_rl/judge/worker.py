@@ -13,12 +13,13 @@ from sqlalchemy import Connection
 
 from openclaw_rl.common import disk_space
 from openclaw_rl.common.progress import progress_count
+from openclaw_rl.common.retries.backoff import backoff_delay
 from openclaw_rl.common.worker_loop import DiskPause, HeartbeatTimer
 from openclaw_rl.errors import DamagedRow, OpenClawError, StoreError
 from openclaw_rl.judge import plugin, reward_model, user_feedback
-from openclaw_rl.judge.backoff import FailureLog, backoff_delay
 from openclaw_rl.judge.behaviour import verdicts as behaviour
 from openclaw_rl.judge.comparison import ComparisonQueue
+from openclaw_rl.judge.failure_log import FailureLog
 from openclaw_rl.judge.lessons.lesson_maker import LessonMaker
 from openclaw_rl.judge.llm import LlmJudge
 from openclaw_rl.judge.rules import RulesJudge
