@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from openclaw_rl.common import steady_clock
 from openclaw_rl.errors import ConfigError, DiskFull
 from openclaw_rl.learner.trainer import LocalTrainer
 from openclaw_rl.other_trainers.batch_stream import BatchStream, StreamEnded, TurnBatch
+from openclaw_rl.other_trainers.trainer_socket import TrainerGone, TrainerLink
 from openclaw_rl.settings.load import Config, from_flat
 from openclaw_rl.settings.unused import unused_settings
 from openclaw_rl.store import leases, turns
@@ -234,6 +236,17 @@ def test_one_trainer_at_a_time(world: World) -> None:
     taken = pytest.raises(StreamEnded, match="the trainer 'first' is connected already")
     with world.in_background(), BatchStream.connect(home, name="first"), taken:
         BatchStream.connect(home)
+
+
+def test_a_connection_that_another_thread_closes_has_no_trainer() -> None:
+    """The thread that welcomes the next trainer closes the connection of the last one, for which the loop may wait."""
+    ours, theirs = socket.socketpair()
+    link = TrainerLink(ours, "slime")
+    ours.close()
+    with theirs, pytest.raises(TrainerGone, match="the trainer 'slime' is no longer connected"):
+        link.receive("done", within=5)
+    link = TrainerLink(ours, "slime")
+    assert not link.is_open()
 
 
 def test_without_a_trainer_the_loop_waits_and_says_so(world: World, fill: Fill) -> None:

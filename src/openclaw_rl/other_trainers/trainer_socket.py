@@ -43,7 +43,10 @@ class TrainerLink:
         half_closed = getattr(select, "POLLRDHUP", 0)  # macOS has none
         ended = half_closed | select.POLLHUP | select.POLLERR | select.POLLNVAL
         watch = select.poll()
-        watch.register(self._connection, ended)
+        try:
+            watch.register(self._connection, ended)
+        except ValueError:  # closed meanwhile by another thread
+            return False
         return not any(events & ended for _, events in watch.poll(0))
 
     def send(self, message: dict[str, Any], *, within: float) -> None:
@@ -83,7 +86,11 @@ class TrainerLink:
                 raise TrainerGone(f"the trainer {self.name!r} is no longer connected")
             if time.monotonic() > end:
                 self.refuse(f"no answer within {within:g} s (train.answer_within)")
-            ready, _, _ = select.select([self._connection], [], [], _POLL_SECONDS)
+            try:
+                ready, _, _ = select.select([self._connection], [], [], _POLL_SECONDS)
+            except (OSError, ValueError) as error:  # closed by the thread that welcomes the next trainer
+                self.close()
+                raise TrainerGone(f"the trainer {self.name!r} is no longer connected") from error
             record_progress()
             if ready:
                 self._read_more()
