@@ -208,7 +208,7 @@ $(SLIME_VENV)/.installed: $(STAMP)
 	git clone -q --depth 1 --branch v0.3.1 https://github.com/THUDM/slime $@
 
 test-slime: $(STAMP) $(SLIME_VENV)/.installed $(SLIME_SOURCE)  ## slime as trainer, with the data classes of its release 0.3.1 (SLIME_SOURCE=FOLDER: a checkout)
-	OMP_NUM_THREADS=1 $(SLIME_VENV)/bin/python -m pytest tests/train/test_slime.py --slime-source $(SLIME_SOURCE) -o filterwarnings=default
+	OMP_NUM_THREADS=1 $(SLIME_VENV)/bin/python -m pytest tests/train/test_slime.py tests/train/test_slime_errors.py --slime-source $(SLIME_SOURCE) -o filterwarnings=default
 
 # MCP servers and the source `tools`: the official SDK in an environment of its own.
 MCP ?= mcp>=1.27,<3

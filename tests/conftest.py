@@ -38,7 +38,7 @@ SYSTEM_TESTS = (
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fuzz", type=int, default=1500, help="fuzzed requests in tests/system/test_fuzz.py")
     parser.addoption("--kills", type=int, default=10, help="kills in tests/sandbox/test_box_kills.py")
-    parser.addoption("--slime-source", help="checkout of slime 0.3.1 whose data classes tests/train/test_slime.py runs")
+    parser.addoption("--slime-source", help="checkout of slime 0.3.1 whose data classes tests/train/test_slime*.py run")
     parser.addoption("--need-sandbox", action="store_true", help="fail instead of skip if bubblewrap is missing")
 
 

@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +37,10 @@ class PreparedBatch:
 
 
 class BatchFeed:
-    """One connection to the train worker. At most one batch is open: slime trains on it."""
+    """Connection to the train worker. At most one batch is open: slime trains on it.
+
+    After an error there is no connection, and the batch is free again. The next call connects and claims again.
+    """
 
     def __init__(self, options: SlimeOptions, *, connect_seconds: float = CONNECT_SECONDS) -> None:
         """Connect. Raises `StreamEnded` if no train worker waits, `FeedUnfit` if its settings do not fit.
@@ -45,55 +48,88 @@ class BatchFeed:
         Raises `ValueError` if the file with the base's fingerprint is damaged.
         """
         self._options, self._mailbox = options, Mailbox(options.mailbox)
-        _wait_for_worker(options.home, connect_seconds)
-        self._stream = BatchStream.connect(options.home, name="slime")
-        self._batches = iter(self._stream)
-        self._method = str(self._stream.welcome["method"])
+        self._connect_seconds = connect_seconds
         self._settling: threading.Thread | None = None
-        self._is_closed = False
+        self._open_token: str | None = None  # of the batch that slime trains on
+        self._run: str | None = None  # of slime, as its first weights say
         self._weights: str | None = None  # folder name of the version that slime has; None: the base
         self._fingerprint = ""  # of the weights that slime began with
-        try:
-            self._check_settings()
-            self._identify_start()
-        except BaseException:  # the train worker would wait for a trainer that has ended
-            self._stream.close()
-            raise
+        self._stream: BatchStream | None = self._connect()
 
     def next_samples(self) -> list[Fields]:
-        """Wait for a batch and return its samples. Raises `FeedUnfit`, `StreamEnded`."""
-        if self._settling is not None and self._mailbox.get("batch") is not None:
+        """Wait for a batch and return its samples. Raises `FeedUnfit`, `StreamEnded`, `TeacherUnfit`."""
+        if self._open_token is not None and self._mailbox.get("batch") is not None:
             raise FeedUnfit(
                 "slime asks for a batch and has not published the weights of the last one. Use train.py, not "
                 "train_async.py, and --custom-update-weight-post-write-path"
             )
+        try:
+            return self._claim_samples()
+        except BaseException:  # the batch would stay claimed until slime ends
+            self._disconnect()
+            raise
+
+    def release_batch(self) -> None:
+        """Free the batch that `next_samples` returned: slime does not get it."""
+        self._disconnect()
+        self._mailbox.clear("batch")
+
+    def close(self) -> None:
+        """End the connection. A batch that slime did not finish is free again."""
+        self._open_token = None
+        if self._settling is not None:
+            self._settling.join()
+        self._disconnect()
+
+    def _claim_samples(self) -> list[Fields]:
+        start = self._mailbox.get("start")
+        if start is not None and start["run"] != self._run:  # slime began again: the open batch was of its last run
+            self._disconnect()
+        if self._stream is None:
+            self._stream = self._connect()
         while True:
-            batch = next(self._batches)
+            batch = self._stream.current_batch()
             if batch.load is not None:
                 self._check_start(batch.load)
             prepared = self._prepare(batch.rows)
             if prepared.samples:
+                samples = fill_up(prepared.samples, self._options.global_batch_size)
                 self._open_batch(batch, prepared.dropped)
-                return fill_up(prepared.samples, self._options.global_batch_size)
+                return samples
             batch.acknowledge(dropped=prepared.dropped)
 
-    def close(self) -> None:
-        """End the connection. A batch that slime did not finish is free again."""
-        self._is_closed = True
-        if self._settling is not None:
-            self._settling.join()
-        self._stream.close()
+    def _connect(self) -> BatchStream:
+        _wait_for_worker(self._options.home, self._connect_seconds)
+        stream = BatchStream.connect(self._options.home, name="slime")
+        try:
+            self._check_settings(stream.welcome)
+            self._identify_start()
+        except BaseException:  # the train worker would wait for a trainer that has ended
+            stream.close()
+            raise
+        return stream
 
-    def _check_settings(self) -> None:
+    def _disconnect(self) -> None:
+        """End the connection, also of a batch whose weights slime has not handed over."""
+        self._open_token = None
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+    def _check_settings(self, welcome: Mapping[str, Any]) -> None:
+        self._method = str(welcome["method"])
         has_teacher = self._options.teacher_url is not None
-        problem = method_problem(self._method, str(self._stream.welcome["finetune"]), has_teacher=has_teacher)
+        problem = method_problem(self._method, str(welcome["finetune"]), has_teacher=has_teacher)
         if problem is not None:
             raise FeedUnfit(problem)
 
     def _identify_start(self) -> None:
+        """Find the version with which this run of slime began. Its later weights are known."""
         start = self._mailbox.get("start")
         if start is None:
             raise FeedUnfit("slime has not written its weights yet: its train.py updates weights before it asks")
+        if start["run"] == self._run:
+            return
         self._fingerprint = start["fingerprint"]
         self._weights = weight_files.find_version(self._options.home, self._fingerprint)
         if self._weights is None and weight_files.read_base(self._options.home) not in (None, self._fingerprint):
@@ -105,6 +141,7 @@ class BatchFeed:
         trainer_weights.start_record(
             self._options.home, start["tag"], self._weights, run=start["run"], run_file=self._mailbox.path_of("start")
         )
+        self._run = start["run"]
 
     def _check_start(self, load: StartWeights) -> None:
         """Raise unless slime has the weights from which the next step starts."""
@@ -136,7 +173,7 @@ class BatchFeed:
         return teacher.score_reply(self._options.teacher_url, row["hinted_prompts"], row["response_ids"])
 
     def _open_batch(self, batch: TurnBatch, dropped: dict[str, str]) -> None:
-        token = uuid.uuid4().hex
+        token = self._open_token = uuid.uuid4().hex
         self._mailbox.clear("written", "answer")
         self._mailbox.put("batch", token=token, id=batch.id, version=batch.version)
         self._settling = threading.Thread(
@@ -146,21 +183,22 @@ class BatchFeed:
 
     def _settle_batch(self, batch: TurnBatch, dropped: dict[str, str], token: str) -> None:
         """Acknowledge the batch with the weights that the hook names, and say whether they were kept."""
-        written = self._mailbox.wait_for("written", token, lambda: not self._is_closed)
+        written = self._mailbox.wait_for("written", token, lambda: self._open_token == token)
         if written is None:
             return
         try:
             problem = self._acknowledge(batch, written, dropped)
         except (StreamEnded, OSError, ValueError) as error:
             problem = f"the version was not written: {error}"
+            self._disconnect()  # the batch is free again
         self._mailbox.clear("batch")
         self._mailbox.put("answer", token=token, problem=problem)
 
     def _acknowledge(self, batch: TurnBatch, written: dict[str, Any], dropped: dict[str, str]) -> str | None:
         folder = Path(batch.folder)
+        self._weights = folder.name  # whatever becomes of the step, slime has no others
         weight_files.take_over(Path(written["folder"]), folder)
         trainer_weights.add_weights(self._options.home, written["tag"], folder.name)
-        self._weights = folder.name
         if batch.acknowledge(dropped=dropped):
             return None
         return (

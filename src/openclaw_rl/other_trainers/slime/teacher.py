@@ -3,17 +3,36 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
+import time
 import urllib.request
 from collections.abc import Sequence
-from http.client import HTTPException
+from http.client import HTTPException, InvalidURL
 from typing import Any
+from urllib.error import HTTPError, URLError
 
-_TIMEOUT = 300.0  # seconds
+from openclaw_rl.common.retries.backoff import backoff_delay, retry_after_seconds
+
+log = logging.getLogger(__name__)
+RETRIES = 12
+"""Retries of a request, after two to four minutes of waiting: a server that starts again has loaded its model."""
+RETRY_WITHIN_SECONDS = 300.0
+"""Seconds after the first attempt in which the last one begins."""
+FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 1.0, 30.0
+_TIMEOUT = 300.0  # seconds of one attempt
 
 
 class TeacherUnfit(Exception):
     """Raised when the server does not give the log-probabilities of the tokens that it was sent."""
+
+
+class _AttemptFailed(Exception):
+    """Raised when an attempt had no answer. `wait`: delay in seconds that the server requests."""
+
+    def __init__(self, message: str, *, retryable: bool, wait: float | None = None) -> None:
+        super().__init__(message)
+        self.retryable, self.wait = retryable, wait
 
 
 def score_reply(url: str, prompts: Sequence[Sequence[int]], reply: Sequence[int]) -> list[float]:
@@ -50,10 +69,49 @@ def _score_prompt(url: str, prompt: Sequence[int], reply: Sequence[int]) -> list
 
 
 def post_json(url: str, body: dict[str, Any]) -> Any:
-    """Send a request and return the answer. Raises `TeacherUnfit` if none comes."""
-    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    """Send a request and return the answer. Raises `TeacherUnfit` if none comes.
+
+    Connection errors, 429 and 5xx are retried with backoff, at most `RETRIES` times and for `RETRY_WITHIN_SECONDS`.
+    """
+    content, began, failures = json.dumps(body).encode(), time.monotonic(), 0
+    while True:
+        try:
+            return _send_request(url, content)
+        except _AttemptFailed as error:
+            failures += 1
+            pause = _retry_delay(error, failures)
+            seconds = time.monotonic() - began
+            if not error.retryable or failures > RETRIES or seconds + pause > RETRY_WITHIN_SECONDS:
+                tried = f" ({failures} attempts in {seconds:.0f} s)" if failures > 1 else ""
+                raise TeacherUnfit(
+                    f"{url}: {error}{tried}. Expected an SGLang server with the base. Start it, or correct --rm-url, "
+                    "and start slime again: the turns stay in the queue"
+                ) from error
+            log.warning("the teacher at %s: %s. Retrying in %.1f s", url, error, pause)
+        time.sleep(pause)
+
+
+def _retry_delay(error: _AttemptFailed, failures: int) -> float:
+    own = backoff_delay(failures, first=FIRST_RETRY_SECONDS, longest=LONGEST_RETRY_SECONDS)
+    return own if error.wait is None else error.wait + own * 0.1
+
+
+def _send_request(url: str, content: bytes) -> Any:
+    """Return the answer of one attempt. Raises `_AttemptFailed`."""
     try:
+        request = urllib.request.Request(url, content, {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=_TIMEOUT) as answer:
             return json.loads(answer.read())
-    except (OSError, ValueError, HTTPException) as error:
-        raise TeacherUnfit(f"{url}: {error}. Expected an SGLang server with the base (--rm-url)") from error
+    except HTTPError as error:
+        error.close()
+        raise _AttemptFailed(
+            f"HTTP {error.code} {error.reason}".rstrip(),
+            retryable=error.code == 429 or error.code >= 500,
+            wait=retry_after_seconds(error.headers.get("Retry-After")),
+        ) from None
+    except URLError as error:  # its reason is a text if the address has a wrong form
+        raise _AttemptFailed(str(error.reason), retryable=isinstance(error.reason, OSError)) from error
+    except (ValueError, InvalidURL) as error:
+        raise _AttemptFailed(str(error), retryable=False) from error
+    except (OSError, HTTPException) as error:
+        raise _AttemptFailed(f"connection failed: {str(error) or type(error).__name__}", retryable=True) from error
