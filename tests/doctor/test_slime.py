@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -110,6 +115,56 @@ def test_what_modules_of_slime_print_hides_no_check(environment: Path, home: Pat
     module.write_text(f"import atexit\natexit.register(print, 'the end')\n{module.read_text()}")
     _, marks, output = examine("--home", str(home))
     assert {name for name, mark in marks.items() if mark == "FAILED"} == {"router"}, output
+
+
+HANGS = """
+import os, subprocess, sys, time
+from pathlib import Path
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(40)"])
+Path(__file__).with_name("fresh").write_text(f"{os.getpid()} {child.pid}")
+Path(__file__).with_name("fresh").rename(Path(__file__).with_name("processes"))
+time.sleep(40)
+"""
+
+
+def test_a_slime_that_hangs_is_ended_at_the_limit_with_its_children(environment: Path, home: Path) -> None:
+    (environment / "slime/utils/types.py").write_text(HANGS)
+    code, _, output = examine("--home", str(home), "--wait", "5", "--trainer-python", sys.executable)
+    assert code == 1
+    (line,) = [line for line in output.splitlines() if "environment" in line]
+    assert f"{sys.executable} did not end within 5 s (--wait) and was killed. Find where it hangs: " in line
+    assert "waits for slime" in output, "the other checks are made"
+    assert_ended(environment / "slime/utils/processes", 2)
+
+
+@pytest.mark.parametrize(("number", "ended"), [(signal.SIGINT, 2), (signal.SIGKILL, 1)])
+def test_a_slime_that_hangs_ends_with_the_doctor(
+    environment: Path, home: Path, number: signal.Signals, ended: int
+) -> None:
+    (environment / "slime/utils/types.py").write_text(HANGS)
+    processes = environment / "slime/utils/processes"
+    command = [sys.executable, "-m", "openclaw_rl", "doctor", "--trainer", "slime", "--home", str(home)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as doctor:
+        while not processes.exists() and doctor.poll() is None:
+            time.sleep(0.05)
+        doctor.send_signal(number)
+    assert_ended(processes, ended)
+    if ended == 1:
+        os.kill(int(processes.read_text().split()[1]), signal.SIGKILL)
+
+
+def assert_ended(processes: Path, count: int) -> None:
+    """Assert that the first of these processes end soon. An orphan that nobody waits for has ended, too."""
+    pids = processes.read_text().split()[:count]
+    end = time.monotonic() + 20
+    while (left := [pid for pid in pids if _runs(pid)]) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not left
+
+
+def _runs(pid: str) -> bool:
+    status = subprocess.run(["ps", "-o", "stat=", "-p", pid], capture_output=True, text=True, check=False).stdout
+    return bool(status.strip()) and not status.startswith("Z")
 
 
 def test_a_folder_slime_where_the_doctor_runs_hides_no_installed_one(

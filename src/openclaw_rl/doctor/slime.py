@@ -36,21 +36,24 @@ def examine_slime(
 ) -> bool:
     """Print a table of the checks. Returns whether every check passes.
 
-    `python`: interpreter of slime's environment; `wait`: seconds that the router may take for its reply.
+    `python`: interpreter of slime's environment; `wait`: seconds that its checks and the router's reply may take.
     """
     console = console or TerminalConsole()
     console.print(Text("openclaw-rl doctor --trainer slime", "bold"))
-    rows = [*_check_environment(python or sys.executable), _check_socket(config), _check_router(config, wait)]
+    rows = [*_check_environment(python or sys.executable, wait), _check_socket(config), _check_router(config, wait)]
     console.print(result_table(rows))
     return all(result.passed for _, _, result in rows)
 
 
-def _check_environment(python: str) -> list[CheckRow]:
+def _check_environment(python: str, wait: float) -> list[CheckRow]:
     try:
-        ran = server_process.run_python(python, _SELF_CHECK)
+        ran = server_process.run_python(python, _SELF_CHECK, within=wait)
     except EngineError:
         words = f"{python} cannot be run. Give the Python of slime's environment: --trainer-python PATH"
         return [("environment", "slime's Python runs", CheckResult(words, False))]
+    except TimeoutError as error:
+        words = f"{error} (--wait) and was killed. Find where it hangs: {python} -v -c 'import slime.utils.types'"
+        return [("environment", "slime's Python answers", CheckResult(words, False))]
     if ran.returncode != 0:
         last = ran.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no output"]
         words = f"{python}: {last[0]}. Install it there: pip install --no-deps openclaw-rl"

@@ -189,14 +189,44 @@ def _program_logger(name: str, path: Path) -> logging.Logger:
     return own
 
 
-def run_python(python: str, code: str) -> subprocess.CompletedProcess[bytes]:
-    """Run code in another Python interpreter. Raises `EngineError` if the interpreter cannot be run."""
+def run_python(python: str, code: str, *, within: float | None = None) -> subprocess.CompletedProcess[bytes]:
+    """Run code in another Python interpreter. Raises `EngineError` if the interpreter cannot be run.
+
+    `within`: seconds after which it is killed, with the processes that it started; then raises `TimeoutError`.
+    """
+    command = [python, "-c", code]
     try:
-        return subprocess.run([python, "-c", code], stdin=subprocess.DEVNULL, capture_output=True, check=False)
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # a separate process group, so that it can be killed as a whole
+        )
     except OSError as error:
         raise EngineError(
             f"engine.python {python!r} cannot be run ({error.strerror}). Give a Python interpreter"
         ) from None
+    try:
+        output, errors = process.communicate(timeout=within)
+    except subprocess.TimeoutExpired:
+        _kill_program(process)
+        raise TimeoutError(f"{python} did not end within {within:g} s") from None
+    except BaseException:  # Ctrl-C does not reach its session
+        _kill_program(process)
+        raise
+    return subprocess.CompletedProcess(command, process.returncode, output, errors)
+
+
+def _kill_program(process: subprocess.Popen[bytes]) -> None:
+    """Kill the process group of a program. Does not wait for one that the kernel cannot end yet."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.communicate(timeout=_DRAIN_TIMEOUT)
+    for stream in (process.stdout, process.stderr):
+        if stream is not None:  # a process that left the group may hold the other end
+            stream.close()
 
 
 def command_line(engine: EngineConfig, module: str, flags: Mapping[str, str], switches: Sequence[str]) -> list[str]:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from openclaw_rl.common.parent_death import die_with_parent
 from openclaw_rl.other_trainers.slime.interface import (
     HOOK_PARAMETERS,
     HOOK_PATH,
@@ -72,5 +73,6 @@ def _check_path(path: str, parameters: tuple[str, ...]) -> Outcome:
 
 
 def print_checks() -> None:
-    """Print the checks as one line of JSON."""
+    """Print the checks as one line of JSON. Ends with the doctor, also where a module of slime hangs."""
+    die_with_parent()
     sys.stdout.write(json.dumps(check_environment()) + "\n")
