@@ -1,7 +1,11 @@
-"""SkyRL's open Tinker server on the CPU, as a child process; it is started as `uv run -m skyrl.tinker.api` wants it."""
+"""SkyRL's open Tinker server on the CPU, as a child process; it is started as `uv run -m skyrl.tinker.api` wants it.
+
+It ends with the process that started it, in whatever way that one ends.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -14,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from openclaw_rl.common import process_guard
 from openclaw_rl.common.sockets import free_port
 
 KEY = "tml-test"
@@ -28,7 +33,7 @@ code = (
     "import runpy, sys, typing, typing_extensions; typing.TypedDict = typing_extensions.TypedDict; "
     "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
 )
-child = subprocess.Popen([{python!r}, "-c", code, *sys.argv[sys.argv.index("-m") + 1 :]])
+child = subprocess.Popen([{python!r}, "-c", code, *sys.argv[sys.argv.index("-m") + 1 :]], stdout=sys.stderr)
 signal.signal(signal.SIGTERM, lambda *_: child.terminate())
 sys.exit(child.wait())
 """
@@ -42,6 +47,7 @@ class SkyrlServer:
         self.folder, self.model, self._adapters, self._rank = folder, model, adapters, rank
         self.port = free_port()
         self.log = folder / "server.log"
+        self._group: int | None = None
         (folder / "bin").mkdir(parents=True, exist_ok=True)
         uv = folder / "bin" / "uv"
         uv.write_text(_UV.format(python=sys.executable))
@@ -74,25 +80,36 @@ class SkyrlServer:
         path = f"{self.folder / 'bin'}:{os.environ['PATH']}"
         # A server that starts again takes what it compiled before from here.
         compiled = {"JAX_COMPILATION_CACHE_DIR": str(self.folder / "compiled"), **_COMPILE_CACHE}
+        server = [str(self.folder / "bin" / "uv"), "run", "-m", "skyrl.tinker.api", *sum(options.items(), ())]
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [str(self.folder / "bin" / "uv"), "run", "-m", "skyrl.tinker.api", *sum(options.items(), ())],
+            self._guard = subprocess.Popen(
+                [sys.executable, "-I", process_guard.__file__, *server],
                 env=compiled | os.environ | {"PATH": path, "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"},
-                stdout=log,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
                 stderr=log,
-                start_new_session=True,
+                start_new_session=True,  # out of reach of what ends the group of this process
             )
         try:
+            self._group = self._read_group()
             self._wait_ready()
         except BaseException:
             self.kill()
             raise
         return self
 
+    def _read_group(self) -> int:
+        """Return the process group of the server, of which its guard says the number first."""
+        assert self._guard.stdout is not None
+        with self._guard.stdout as lines:
+            line = lines.readline().decode()
+        assert line.startswith("guard: pid "), self.log.read_text()[-3000:]
+        return int(line.split()[-1])
+
     def _wait_ready(self) -> None:
         end = time.monotonic() + READY_SECONDS
         while time.monotonic() < end:
-            assert self._process.poll() is None, self.log.read_text()[-3000:]
+            assert self._guard.poll() is None, self.log.read_text()[-3000:]
             try:
                 urllib.request.urlopen(f"{self.url}/api/v1/healthz", timeout=2).close()
             except (urllib.error.URLError, OSError):
@@ -103,11 +120,13 @@ class SkyrlServer:
 
     def kill(self) -> None:
         """End the server and its engine at once."""
-        try:
-            os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            return
-        self._process.wait()
+        if self._group is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._group, signal.SIGKILL)
+            self._group = None
+        assert self._guard.stdin is not None
+        self._guard.stdin.close()
+        self._guard.wait()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -6,9 +6,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
+from tests.process_ends import find_running
 
 STARTS = """
 import os, subprocess, sys
@@ -28,16 +28,7 @@ def test_it_ends_with_its_parent(ends: str) -> None:
         if ends == "afterwards":
             assert parent.stdout.readline() == "asked\n"
             parent.kill()
-        end = time.monotonic() + 60
-        while _runs(child) and time.monotonic() < end:
-            time.sleep(0.02)
-        if left := _runs(child):
+        if left := find_running([child], within=60):
             os.kill(child, signal.SIGKILL)
         assert not left
         assert parent.stdout.read() == "", "it had no time to go on"
-
-
-def _runs(pid: int) -> bool:
-    """Also an orphan that nobody waits for has ended."""
-    status = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout
-    return bool(status.strip()) and not status.startswith("Z")

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from tests.engines.sglang_server import SglangWire
+from tests.process_ends import find_running
 
 from openclaw_rl.cli.main import cli
 from openclaw_rl.engines.remote import server_process
@@ -134,7 +135,7 @@ def test_a_slime_that_hangs_is_ended_at_the_limit_with_its_children(environment:
     (line,) = [line for line in output.splitlines() if "environment" in line]
     assert f"{sys.executable} did not end within 5 s (--wait) and was killed. Find where it hangs: " in line
     assert "waits for slime" in output, "the other checks are made"
-    assert_ended(environment / "slime/utils/processes", 2)
+    assert find_running(map(int, (environment / "slime/utils/processes").read_text().split())) == []
 
 
 @pytest.mark.parametrize(("number", "ended"), [(signal.SIGINT, 2), (signal.SIGKILL, 1)])
@@ -148,23 +149,10 @@ def test_a_slime_that_hangs_ends_with_the_doctor(
         while not processes.exists() and doctor.poll() is None:
             time.sleep(0.05)
         doctor.send_signal(number)
-    assert_ended(processes, ended)
+    pids = [int(pid) for pid in processes.read_text().split()]
+    assert find_running(pids[:ended]) == []
     if ended == 1:
-        os.kill(int(processes.read_text().split()[1]), signal.SIGKILL)
-
-
-def assert_ended(processes: Path, count: int) -> None:
-    """Assert that the first of these processes end soon. An orphan that nobody waits for has ended, too."""
-    pids = processes.read_text().split()[:count]
-    end = time.monotonic() + 20
-    while (left := [pid for pid in pids if _runs(pid)]) and time.monotonic() < end:
-        time.sleep(0.05)
-    assert not left
-
-
-def _runs(pid: str) -> bool:
-    status = subprocess.run(["ps", "-o", "stat=", "-p", pid], capture_output=True, text=True, check=False).stdout
-    return bool(status.strip()) and not status.startswith("Z")
+        os.kill(pids[1], signal.SIGKILL)
 
 
 def test_a_folder_slime_where_the_doctor_runs_hides_no_installed_one(
