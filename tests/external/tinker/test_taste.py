@@ -1,4 +1,4 @@
-"""The protocol of `make demo` through `--backend tinker`: a taste is learned on SkyRL's server."""
+"""The protocol of `make demo`, with more replies and without practice, through `--backend tinker`: a taste is learned on SkyRL's server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from openclaw_rl.settings.load import STARTER
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_config
 
 pytestmark = pytest.mark.timeout(3600)
-TASTE, SEED, REPLIES, QUESTIONS = "casual", 0, 200, 64
+TASTE, SEED, REPLIES, QUESTIONS = "casual", 0, 300, 64
 ADAPTER_RANK = 16  # as at home
 PARALLEL = 8  # sequences that the server samples at a time
 WITHIN = 900.0  # seconds: the server compiles at each new shape
