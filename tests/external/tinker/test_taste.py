@@ -1,4 +1,7 @@
-"""The protocol of `make demo`, with more replies and without practice, through `--backend tinker`: a taste is learned on SkyRL's server."""
+"""The taste of `make demo` is learned through `--backend tinker`, on SkyRL's server.
+
+The protocol is the demo's, without practice, which is not done at Tinker, and with 300 replies instead of 200.
+"""
 
 from __future__ import annotations
 
