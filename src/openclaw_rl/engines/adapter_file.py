@@ -23,7 +23,8 @@ from openclaw_rl.types import PolicyRef
 
 _LORA_WEIGHT_NAME = re.compile(r"^base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight$")
 _LAYER_NUMBER = re.compile(r"\.\d+\.")
-_UNPACKED_DTYPES = ("F64", "F32", "F16", "BF16")  # one number per element; packed (quantized) dtypes have several
+_UNPACKED_DTYPES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+"""Bytes of an element, of dtypes with one number per element; packed (quantized) dtypes have several."""
 _UNSUPPORTED_OPTIONS = {
     "use_dora": "DoRA",
     "modules_to_save": "modules_to_save",
@@ -88,7 +89,7 @@ def absolute_path(ref: PolicyRef) -> str:
     return str(Path(ref.path).absolute())
 
 
-def check_fits_base(file: AdapterFile, base: str) -> None:
+def check_fits_base(file: AdapterFile, base: str, *, advice: str = "Roll back, or serve its own base") -> None:
     """Compare the shapes of an adapter with the weight files in the folder `base`. Raise `EngineError` on a mismatch.
 
     A module that is absent from the base's files is an error only if another layer has a module of that name: heads can
@@ -102,11 +103,9 @@ def check_fits_base(file: AdapterFile, base: str) -> None:
         expected = shapes.get(f"{module}.weight")
         got = (b.shape[0], a.shape[1])
         if expected is None and _LAYER_NUMBER.sub(".N.", f"{module}.weight") in kinds:
-            raise EngineError(f"{where} is adapted, but the base has no such layer. Roll back, or serve its own base")
+            raise EngineError(f"{where} is adapted, but the base has no such layer. {advice}")
         if expected is not None and got != expected:
-            raise EngineError(
-                f"{where} has [out, in] {list(got)}, expected {list(expected)}. Roll back, or serve its own base"
-            )
+            raise EngineError(f"{where} has [out, in] {list(got)}, expected {list(expected)}. {advice}")
 
 
 def matrix_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
@@ -186,7 +185,7 @@ def _parse_config(path: Path, raw: bytearray) -> dict[str, Any]:
 
 def _lora_pairs(path: Path, raw: bytearray) -> dict[str, tuple[RawTensor, RawTensor]]:
     sides: dict[str, dict[str, RawTensor]] = {}
-    for name, tensor in _parse_header(path, raw).items():
+    for name, tensor in parse_safetensors(path, raw).items():
         found = _LORA_WEIGHT_NAME.match(name)
         if found is None:
             raise EngineError(
@@ -209,8 +208,11 @@ def _lora_pairs(path: Path, raw: bytearray) -> dict[str, tuple[RawTensor, RawTen
     return pairs
 
 
-def _parse_header(path: Path, raw: bytearray) -> dict[str, RawTensor]:
-    """Parse the header of a safetensors file (8 bytes of length, JSON, data). Return name -> tensor."""
+def parse_safetensors(path: Path, raw: bytearray | memoryview) -> dict[str, RawTensor]:
+    """Parse the header of a safetensors file (8 bytes of length, JSON, data). Return name -> tensor.
+
+    Raises `EngineError` if it is malformed, or if the data is shorter than it says. `path`: for messages.
+    """
     start = 8 + int.from_bytes(raw[:8], "little")
     try:
         header = msgspec.json.decode(raw[8:start], type=dict[str, dict[str, Any]])
@@ -220,6 +222,9 @@ def _parse_header(path: Path, raw: bytearray) -> dict[str, RawTensor]:
             begin, end = entry["data_offsets"]
             if start + end > len(raw) or begin < 0:
                 raise EngineError(f"{path}: {name!r} extends beyond the file, which is truncated ({len(raw)} bytes)")
+            size = _UNPACKED_DTYPES.get(entry["dtype"])
+            if size is not None and (expected := size * math.prod(entry["shape"])) != end - begin:
+                raise EngineError(f"{path}: {name!r} has {end - begin} bytes, expected {expected} of its shape")
             out[name] = RawTensor(dtype=entry["dtype"], shape=tuple(entry["shape"]), begin=start + begin)
     except (msgspec.MsgspecError, KeyError, TypeError, ValueError) as error:
         raise EngineError(f"{path}: expected a safetensors file: {error}") from None

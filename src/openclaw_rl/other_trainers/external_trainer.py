@@ -7,7 +7,6 @@ and answers with the weights after its step.
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import shutil
@@ -16,13 +15,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from openclaw_rl.common.policy_digest import ADAPTER_CONFIG, hash_folder, visible_files, weight_files
+from openclaw_rl.common.policy_digest import hash_folder, visible_files
 from openclaw_rl.errors import ModelError, TrainerAbsent
 from openclaw_rl.methods.types import Sample, StepResult
 from openclaw_rl.other_trainers.sample_rows import sample_row
 from openclaw_rl.other_trainers.trainer_socket import TrainerGone, TrainerLink, TrainerSocket
+from openclaw_rl.other_trainers.weight_check import check_weight_files, check_weights
 from openclaw_rl.settings.load import Config
-from openclaw_rl.types import Logprobs
+from openclaw_rl.types import Logprobs, PolicyRef
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class ExternalTrainer:
         """`base`: path or hub id of the base model. Raises `EngineError` if another worker listens on the home."""
         lora = config.train.lora
         targets = lora.targets if lora.targets == "all-linear" else list(lora.targets)
-        self._answer_within = config.train.answer_within
+        self._base, self._answer_within = base, config.train.answer_within
         self._max_rank = lora.rank if config.train.finetune == "lora" else None
         self._socket = TrainerSocket(
             config.home_dir,
@@ -76,8 +76,7 @@ class ExternalTrainer:
             self._send_weights(link)
         self._count += 1
         Path(out).mkdir(mode=0o700)
-        version = int(Path(out).name.partition("-")[0])
-        body = {"id": self._count, "version": version, "folder": out, "rows": [sample_row(s) for s in samples]}
+        body = {"id": self._count, "version": _version_of(out), "folder": out, "rows": [sample_row(s) for s in samples]}
         try:
             link.send({"batch": body}, within=self._answer_within)
             answer = self._receive_answer(link, {sample.turn for sample in samples})
@@ -157,16 +156,23 @@ class ExternalTrainer:
                 raise ModelError(f"the trainer acknowledged {left[0]} and wrote no weights to the folder of the batch")
             shutil.rmtree(out)  # with hidden files
             return StepResult(folder=None, digest="", metrics=metrics, memory=self._memory, dropped=dropped)
-        _check_weights(Path(out), self._max_rank)
+        check_weight_files(Path(out), self._max_rank)
         for path in visible_files(out):
             with path.open("rb") as file:
                 os.fsync(file.fileno())
         digest, files = hash_folder(out)
+        ref = PolicyRef(version=_version_of(out), path=out, digest=digest)
+        check_weights(ref, base=self._base, max_rank=self._max_rank)
         return StepResult(folder=out, digest=digest, files=files, metrics=metrics, memory=self._memory, dropped=dropped)
 
     def close(self) -> None:
         """End the connection and remove the socket."""
         self._socket.close()
+
+
+def _version_of(folder: str) -> int:
+    """Return the version whose weights are written to the folder, which is named after it."""
+    return int(Path(folder).name.partition("-")[0])
 
 
 def _read_metrics(given: Any) -> dict[str, float]:
@@ -190,28 +196,3 @@ def _read_reasons(given: Any) -> dict[str, str]:
 def _to_text(given: Any) -> str:
     """Return text that the store can keep. Half of a surrogate pair, as of a text that was cut, becomes `?`."""
     return str(given).encode(errors="replace").decode()
-
-
-def _check_weights(folder: Path, max_rank: int | None) -> None:
-    """Raise `ModelError` unless the folder has weights of the kind that `train.finetune` says, in plain files.
-
-    `max_rank`: of an adapter, for which the engine has space; None: full weights.
-    """
-    for path in visible_files(folder):
-        if path.is_symlink() or not path.is_file():
-            raise ModelError(f"{path.name}: expected plain files in the folder of the batch")
-    names = {path.name for path in visible_files(folder)}
-    missing = [name for name in weight_files(folder) if name not in names]
-    if missing:
-        raise ModelError(f"the folder of the batch has no {missing[0]}: expected what `save_pretrained` of peft writes")
-    if (max_rank is None) == (ADAPTER_CONFIG in names):
-        kind = "full weights" if max_rank is None else "an adapter"
-        raise ModelError(f"train.finetune says {kind}, and the trainer wrote something else")
-    if max_rank is None:
-        return
-    try:
-        rank = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))["r"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ModelError(f"{ADAPTER_CONFIG} cannot be read: {error!r}") from error
-    if not isinstance(rank, int) or not 0 < rank <= max_rank or not math.isfinite(rank):
-        raise ModelError(f"the adapter has rank {rank!r}; the engine has space for train.lora.rank {max_rank}")
