@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 from tests.fireworks.management_server import BASE, KEY, ManagementDouble
 from tests.fireworks.test_adapter_export import FOLDER, write_version
+from tests.redirect_server import redirecting
 
 from openclaw_rl.cli.main import cli
 from openclaw_rl.common.policy_digest import hash_folder
@@ -158,6 +159,14 @@ def answering(status: int | None, body: bytes, length: int | None) -> Iterator[s
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
         thread.join(30)
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_the_key_follows_no_redirect(home: Path, status: int) -> None:
+    with redirecting(status) as (url, received):
+        done = run(home, "deploy", "--yes", url=url)
+    assert f"redirects GET /v1/{BASE} ({status}), and the key goes to fireworks.url alone" in error_of(done)
+    assert received == []
 
 
 @pytest.mark.parametrize("key", ["fw-secret-1\n", " fw-secret-1", "fw-secret-1\u00e9"])

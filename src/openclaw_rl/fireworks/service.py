@@ -35,6 +35,13 @@ class ServiceRefused(OpenClawError):
         self.status = status
 
 
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Makes each redirect an `HTTPError`: the key would go with the request, to whatever address the answer names."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        return None
+
+
 class FireworksService:
     """The management API with the settings' key and account."""
 
@@ -168,10 +175,16 @@ def _send_request(
 ) -> bytes:
     request = urllib.request.Request(url, data=data, headers=dict(headers), method=method)
     try:
-        with urllib.request.urlopen(request, timeout=limit) as answer:
+        with urllib.request.build_opener(_NoRedirects).open(request, timeout=limit) as answer:
             return bytes(answer.read())
     except urllib.error.HTTPError as error:
         words = _read_words(error)
+        if 300 <= error.code < 400:
+            raise ServiceRefused(
+                f"the address of Fireworks redirects {of} ({error.code}), and the key goes to fireworks.url alone. Set "
+                "it to the address that answers",
+                error.code,
+            ) from None
         if error.code in (401, 403):
             raise ServiceRefused(
                 f"Fireworks refused the key ({error.code}) for {of}. Set fireworks.api_key (FIREWORKS_API_KEY) to a "

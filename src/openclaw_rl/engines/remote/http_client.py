@@ -144,7 +144,10 @@ class HttpClient:
         """Send a request. `then`: what a lost connection means for the caller, for its error message."""
         data = _encode_body(body)
         timeout = aiohttp.ClientTimeout(total=limit, sock_connect=_CONNECT_TIMEOUT)
-        request = self._get_session().request(method, self.url + path, data=data, params=params, timeout=timeout)
+        # No redirects: conversations are sent only to the server that the owner configured.
+        request = self._get_session().request(
+            method, self.url + path, data=data, params=params, timeout=timeout, allow_redirects=False
+        )
         try:
             async with request as answer:
                 if answer.status >= 300:
@@ -163,6 +166,12 @@ class HttpClient:
 
     def _refusal_error(self, status: int, path: str, raw: bytes) -> EngineError:
         words = error_message(raw)
+        if status < 400:
+            return RequestRefused(
+                f"{path} at {self.address} is redirected ({status}), and prompts go only to the address of the "
+                "settings. Set it to the address that answers",
+                status,
+            )
         if status in (401, 403):
             return RequestRefused(
                 f"the engine at {self.address} refused the key ({status}). Set {self._key_setting}", status
