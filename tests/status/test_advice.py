@@ -13,6 +13,7 @@ from typing import Any
 import click
 import pytest
 import yaml
+from tests.engines.remote.fireworks_server import FireworksDouble
 from tests.settings.test_cli_options import EVERY
 from tests.store import world
 
@@ -256,3 +257,23 @@ def test_each_override_of_status_makes_the_turn_trainable(start: str) -> None:
     config = from_flat({"serve.sampling_override": override})
     values = UNTRAINABLE[start] | sampling_fields(config.serve.sampling_override)
     assert Sampling(**values).untrainable_reason() is None
+
+
+@pytest.mark.parametrize("backend", ["tinker", "fireworks"])
+def test_the_advice_about_a_service_is_no_command_that_refuses_it(backend: str) -> None:
+    """`openclaw-rl doctor --engine` sends nothing to a service."""
+    more: dict[str, object] = {"fireworks.api_key": "fw", "fireworks.account": "me", "engine.max_context": 64}
+    more["fireworks.base_model"] = "accounts/fireworks/models/m"
+    config = from_flat({"engine.backend": backend} | (more if backend == "fireworks" else {}))
+    advice = program_checks.engine_diagnosis(config, "seen").advice
+    assert f"docs/guides/{backend}.md" in advice
+    assert "doctor" not in advice
+
+
+def test_troubles_are_found_without_a_request_to_fireworks() -> None:
+    """The owner may not have agreed to it yet."""
+    with FireworksDouble() as service:
+        settings = {"fireworks.api_key": "fw", "fireworks.account": "me", "engine.max_context": 64}
+        settings |= {"fireworks.base_model": "accounts/fireworks/models/letters", "fireworks.url": service.url}
+        assert program_checks.check_engine(from_flat({"engine.backend": "fireworks"} | settings)) is None
+        assert service.requests == []

@@ -107,3 +107,37 @@ def test_a_foreign_server_that_does_not_answer_is_reported_and_not_restarted() -
     assert state == heartbeats.PARKED
     assert "the engine at http://127.0.0.1:9 has not answered for 60 s" in note
     assert "engine.url" in note
+
+
+FIREWORKS = {
+    "engine.backend": "fireworks",
+    "engine.max_context": 64,
+    "fireworks.url": "http://127.0.0.1:9",
+    "fireworks.api_key": "fw-key",
+    "fireworks.account": "me",
+    "fireworks.base_model": "accounts/fireworks/models/letters",
+}
+
+
+def test_a_service_that_does_not_answer_is_reported_and_its_watcher_is_not_restarted() -> None:
+    """Without a network there is no model that loads, and no process that a restart heals."""
+    probe = EngineProbe(from_flat(FIREWORKS))
+    assert probe.is_foreign
+    probe.error = "no engine answers at http://127.0.0.1:9/inference"
+    found = probe.worker_state(time.monotonic() - 60, 120.0)
+    assert found is not None
+    state, note = found
+    assert state == heartbeats.PARKED
+    assert "the engine at http://127.0.0.1:9 has not answered for 60 s (no engine answers at" in note
+    assert "Check the network, or correct fireworks.url" in note
+    assert "engine.url" not in note
+
+
+def test_a_service_is_not_asked_every_second() -> None:
+    """It counts requests. Between two answers it is running."""
+    began = time.monotonic() - 100
+    for settings, state in ((FIREWORKS, heartbeats.RUNNING), ({"engine.backend": "vllm"}, None)):
+        probe = EngineProbe(from_flat(settings))
+        probe.answered_at = time.monotonic() - 12
+        found = probe.worker_state(began, 120.0)
+        assert (found and found[0]) == state, settings

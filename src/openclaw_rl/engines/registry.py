@@ -10,11 +10,13 @@ from openclaw_rl.engines.embedded.client import EngineClient
 from openclaw_rl.engines.remote import fireworks, openai_compatible, server_process, sglang_launch, vllm, vllm_launch
 from openclaw_rl.engines.remote.engine import RemoteEngine
 from openclaw_rl.engines.remote.http_client import HEALTH_TIMEOUT, HttpClient
+from openclaw_rl.engines.remote.server_process import ForeignServer
 from openclaw_rl.engines.tinker import launch as tinker_launch
 from openclaw_rl.settings.load import Config
 
 _OWN_PROTOCOL = ("embedded", "tinker")
 """Engines in a process of ours, with the protocol of `engines/embedded/protocol.py` on the engine socket."""
+_SERVICE_PAUSE = 10.0  # seconds between two health checks of a service, which counts requests
 
 
 def connect_engine(config: Config, *, on_connect: OnConnect | None = None) -> EngineLink:
@@ -44,6 +46,16 @@ async def probe_engine(link: EngineLink) -> None:
         await link.info()
 
 
+def foreign_server(config: Config) -> ForeignServer | None:
+    """Return the server or the service that is the engine, if this system does not start one."""
+    if config.engine.backend == "fireworks":
+        cure = "Check the network, or correct fireworks.url"
+        return ForeignServer(url=config.fireworks.url, cure=cure, pause=_SERVICE_PAUSE)
+    if config.engine.url is not None:
+        return ForeignServer(url=config.engine.url, cure="Start it, or correct engine.url")
+    return None
+
+
 def check_engine(config: Config, *, wait: float = HEALTH_TIMEOUT) -> None:
     """Raise `EngineError` if the engine cannot be started with these settings. Runs before any process is started.
 
@@ -69,10 +81,9 @@ def serve(config: Config) -> None:
     Raise `ModelError` if the model cannot be served, `EngineError` if the engine cannot be started.
     """
     engine = config.engine
-    if engine.url is not None:
-        asyncio.run(server_process.watch_server(HttpClient(engine.url, engine.backend, api_key=engine.api_key)))
-    elif engine.backend == "fireworks":
-        asyncio.run(server_process.watch_server(fireworks.http_client(config)))
+    if (foreign := foreign_server(config)) is not None:
+        http = HttpClient(foreign.url, engine.backend, api_key=engine.api_key) if engine.url is not None else None
+        asyncio.run(server_process.watch_server(http or fireworks.http_client(config), foreign))
     elif engine.backend == "sglang":
         sglang_launch.main(config)
     elif engine.backend == "vllm":

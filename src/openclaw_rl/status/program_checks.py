@@ -19,6 +19,8 @@ def check_engine(config: Config) -> Diagnosis | None:
     """Check the version of the configured engine, as before a start."""
     from openclaw_rl.engines import registry  # imported here to keep `status` fast
 
+    if config.engine.backend == "fireworks":
+        return None  # a start asks it, after the owner has agreed
     try:
         registry.check_engine(config)
     except OpenClawError as error:
@@ -30,12 +32,14 @@ def engine_diagnosis(config: Config, seen: str) -> Diagnosis:
     """Return the diagnosis of an engine that does not start, with another one that can be started here."""
     backend, there = config.engine.backend, config.engine.url is not None
     other = next((name for name in _ALTERNATIVES.get(backend, ()) if not there and _can_start(config, name)), None)
+    needs = f"`openclaw-rl doctor --engine {backend}` the failing check"
+    if backend in ("tinker", "fireworks"):  # the doctor sends nothing to a service
+        needs = f"docs/guides/{backend}.md what it needs"
     return Diagnosis(
         name=f"the {backend} engine does not start",
         evidence=seen,
         settings={"engine.backend": other} if other else {},
-        advice=f"{'or ' if other else ''}repair it: logs/ has its last output, `openclaw-rl doctor --engine {backend}` "
-        "the failing check",
+        advice=f"{'or ' if other else ''}repair it: logs/ has its last output, {needs}",
     )
 
 

@@ -25,9 +25,15 @@ class EngineProbe:
         """`config`: the settings of the engine's worker."""
         self._config = config
         self._link: EngineLink | None = None
-        self.is_foreign = config.engine.url is not None  # it is not ours to restart
+        self._server = registry.foreign_server(config)
+        self._interval = max(PROBE_INTERVAL, self._server.pause if self._server else 0.0)
         self.answered_at: float | None = None
         self.error = ""  # of the last question, if it was refused at once
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether the engine is a server or a service that is not ours to restart."""
+        return self._server is not None
 
     async def run(self, stop: asyncio.Event) -> None:
         """Ask until `stop` is set. A hung engine leaves a question open: it is asked no second one."""
@@ -54,7 +60,7 @@ class EngineProbe:
                 await self._close()  # the next one may have another address
             else:
                 self.answered_at, self.error = time.monotonic(), ""
-            await asyncio.sleep(PROBE_INTERVAL)
+            await asyncio.sleep(self._interval)
 
     async def _close(self) -> None:
         if self._link is not None:
@@ -71,18 +77,18 @@ class EngineProbe:
         `started_at`: of the worker, in monotonic seconds; `limit`: seconds after which a silent worker is restarted.
         """
         engine = self._config.engine
-        where = f"the engine at {engine.url}" if self.is_foreign else "the engine"
+        where = f"the engine at {self._server.url}" if self._server else "the engine"
         last = self.answer_since(started_at)
         silent = time.monotonic() - (started_at if last is None else last)
-        if silent < 2 * PROBE_INTERVAL and last is not None:
+        if silent < 2 * self._interval and last is not None:
             return heartbeats.RUNNING, engine.backend
-        if last is None and not self.is_foreign:
+        if last is None and self._server is None:
             if engine.backend == "tinker" and self.error and silent >= REPORTED_SILENCE:
                 return heartbeats.PARKED, self.error
             return heartbeats.STARTING, "loading the model"
         if silent < REPORTED_SILENCE:
             return None
-        cure = "Start it, or correct engine.url" if self.is_foreign else f"It is restarted after {limit:g} s"
+        cure = self._server.cure if self._server else f"It is restarted after {limit:g} s"
         return (
             heartbeats.PARKED,
             f"{where} has not answered for {silent:.0f} s{self.error and f' ({self.error})'}. {cure}",

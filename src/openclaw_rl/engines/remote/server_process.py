@@ -14,6 +14,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ log = logging.getLogger(__name__)
 
 _PROGRESS_INTERVAL = 5.0  # seconds between two progress messages
 _STARTUP_POLL_INTERVAL = 0.25  # seconds between two health checks during the start
-_WATCH_INTERVAL = 2.0  # seconds between two health checks of a server at `engine.url`
+_WATCH_INTERVAL = 2.0  # seconds between two health checks of a server that runs already
 _STOP_TIMEOUT = 9.0  # seconds between stop and kill; the supervisor waits 10
 _DRAIN_TIMEOUT = 1.0  # seconds to read the last lines of a program that died
 _TAIL_LINES = 25  # last lines that the error message quotes
@@ -159,8 +160,20 @@ async def _wait_for_exit(process: asyncio.subprocess.Process) -> None:
         await asyncio.sleep(0.05)
 
 
-async def watch_server(http: HttpClient) -> None:
-    """Watch the server at `engine.url` until SIGTERM or SIGINT; log when it comes up or goes down."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignServer:
+    """A server that this system does not start. `cure`: what to do if it does not answer, for messages.
+
+    `pause`: seconds between two health checks, at least.
+    """
+
+    url: str
+    cure: str
+    pause: float = 0.0
+
+
+async def watch_server(http: HttpClient, server: ForeignServer) -> None:
+    """Watch a server until SIGTERM or SIGINT; log when it comes up or goes down."""
     stop, was_up = stop_on_signals(), None
     while not stop.is_set():
         try:
@@ -170,9 +183,9 @@ async def watch_server(http: HttpClient) -> None:
             was_up = True
         except EngineGone as error:
             if was_up is not False:
-                log.warning("%s. Start it, or correct engine.url; the gateway waits for it", error)
+                log.warning("%s. %s; the gateway waits for it", error, server.cure)
             was_up = False
-        await wait_or_stop(stop, _WATCH_INTERVAL)
+        await wait_or_stop(stop, max(_WATCH_INTERVAL, server.pause))
     await http.close()
 
 
