@@ -73,6 +73,24 @@ def test_a_batch_that_is_not_acknowledged_is_free_again(world: World, local: Loc
     assert len(list(world.config.policies_dir.iterdir())) == 1, "the folder of the lost batch is removed"
 
 
+def test_a_train_worker_that_starts_again_misses_no_optimizer_state(
+    world: World, local: LocalTrainer, fill: Fill, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Versions of another program have none: it keeps its own."""
+    fill(world.store, 8)
+    for start in range(2):
+        if start:
+            world.close()
+            world.trainer, world.loop = world.start()
+        with world.in_background(), BatchStream.connect(world.config.home_dir) as stream:
+            batch = stream.current_batch()
+            take_step(local, batch)
+            (Path(batch.folder) / "optimizer.state").unlink()
+            assert batch.acknowledge()
+    assert len(world.used()) == 2
+    assert "optimizer" not in caplog.text
+
+
 def test_a_killed_program_loses_nothing(world: World, local: LocalTrainer, fill: Fill) -> None:
     given = fill(world.store, 4)
     words = (

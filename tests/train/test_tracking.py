@@ -13,7 +13,7 @@ import pytest
 
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.settings.load import TrackConfig
-from openclaw_rl.train.tracking import METRICS_FILE, MetricsTracker
+from openclaw_rl.train.tracking import METRICS_FILE, MetricsTracker, summary_line
 from openclaw_rl.types import Policy, PolicyState
 
 METRICS = {"loss/total": 0.5, "reward/mean": -1.0, "gradient/norm": float("nan"), "step": 3.0, "turns": 2.0}
@@ -41,6 +41,16 @@ def test_each_step_is_a_line(tmp_path: Path) -> None:
         "loss/total": 0.5, "reward/mean": -1.0, "step": 3.0,
     }  # fmt: skip
     assert second["version"] == 2
+
+
+def test_the_log_line_has_what_was_reported() -> None:
+    """Another program reports what it likes, and any number."""
+    known = {"replays": 0.0, "loss/total": 0.69314, "reward/mean": 1.0, "kl": 0.01, "gradient/norm": 2.0}
+    line = summary_line(policy(1), known | {"seconds": 3.0}, 4)
+    assert line == "version 1: 4 turns, loss 0.6931, reward +1.00, KL 0.0100, gradient 2, 3.00 s"
+    assert summary_line(policy(1), {"replays": 1.0, "loss/total": 1e300}, 4) == (
+        "version 1: 3 turns and 1 again, loss 1e+300"
+    )
 
 
 def test_a_version_of_a_trainer_that_died_is_logged(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from openclaw_rl.common import disk_space
-from openclaw_rl.common.policy_digest import OPTIMIZER_FILE, TINKER_FILE
+from openclaw_rl.common.policy_digest import OPTIMIZER_FILE
 from openclaw_rl.errors import StaleLease
 from openclaw_rl.methods.types import Sample, StepResult
 from openclaw_rl.protocols import ConfirmedTrainer, Trainer
@@ -52,7 +52,8 @@ class LoadedTrainer:
             return damage
         self._load_folder(policy, policy.path)
         self.mark_loaded(policy)
-        if policy.path is not None and not any((Path(policy.path) / f).exists() for f in (OPTIMIZER_FILE, TINKER_FILE)):
+        has_state = policy.path is None or (Path(policy.path) / OPTIMIZER_FILE).exists()
+        if self._trainer.computes_here and not has_state:  # another program keeps its own
             log.warning(
                 "version %d no longer has an optimizer state: the optimizer starts from the beginning", policy.version
             )

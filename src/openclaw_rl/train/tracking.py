@@ -28,19 +28,25 @@ TRAINER_PREFIX = "waiting for the trainer: "
 METRICS_FILE = "metrics.jsonl"
 NO_STEP_STATE = "no step"
 _WANDB_SECONDS = 15.0  # timeout of W&B's initialisation
+_SUMMARY_METRICS = {
+    "loss/total": "loss {:.4g}",
+    "reward/mean": "reward {:+.2f}",
+    "kl": "KL {:.4f}",
+    "gradient/norm": "gradient {:.3g}",
+    "seconds": "{:.2f} s",
+}
+"""Metric -> its words in the log line of a step."""
 MetricsSink = Callable[[int, Mapping[str, float]], None]
 """(step, metrics). The step is the number of the new policy version."""
 
 
 def summary_line(policy: Policy, m: Mapping[str, float], used: int) -> str:
     """Return a one-line summary of a step on `used` turns, for the log."""
-    reward = f", reward {m['reward/mean']:+.2f}" if "reward/mean" in m else ""
     replays, of = int(m["replays"]), "" if policy.name == DEFAULT_NAME else f" of {policy.name}"
-    line = (
-        f"version {policy.version}{of}: {number_of_turns(used - replays, replays)}, "
-        f"loss {m.get('loss/total', math.nan):.4f}{reward}, KL {m.get('kl', math.nan):.4f}, "
-        f"gradient {m.get('gradient/norm', math.nan):.3g}, {m.get('seconds', math.nan):.2f} s"
-    )
+    parts = [f"version {policy.version}{of}: {number_of_turns(used - replays, replays)}"]
+    # A trainer that is another program reports what it likes.
+    parts += [form.format(m[name]) for name, form in _SUMMARY_METRICS.items() if name in m]
+    line = ", ".join(parts)
     return f"{line}: rejected: {policy.reason}" if policy.reason else line
 
 
