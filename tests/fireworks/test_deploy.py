@@ -7,6 +7,7 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -189,6 +190,15 @@ def test_settings_from_the_environment_are_no_notice(home: Path, monkeypatch: py
 @pytest.mark.parametrize("wrong", [{"account": "accounts/me"}, {"account": "m e"}, {"deployment": "a?b"}])
 def test_an_id_that_is_none_is_named(home: Path, wrong: dict[str, str]) -> None:
     assert f"fireworks.{next(iter(wrong))}: expected the ID alone" in error_of(run(home, "deploy", "--yes", **wrong))
+
+
+def test_a_version_that_was_rejected_is_not_called_the_base(home: Path, tmp_path: Path) -> None:
+    with Store.open(home / "store.db") as store, store.write() as conn:
+        head = policies.head(conn)
+        refused = replace(head, version=2, parent=1, path=None, files={}, state=PolicyState.REJECTED, reason="KL 9")
+        policies.insert_version(conn, refused, (), PolicyState.REJECTED)
+    words = error_of(run(home, "export", str(tmp_path / "out"), "--policy", "2"))
+    assert "version 2 is rejected (KL 9), and its weights are not kept" in words
 
 
 def test_a_version_at_tinker_is_named(home: Path, tmp_path: Path) -> None:

@@ -112,9 +112,15 @@ def _export_policy(config: Config, version: int | None) -> tuple[Policy, Adapter
     from openclaw_rl.render.model_folder import ModelFiles
     from openclaw_rl.status.report import open_store
     from openclaw_rl.store.lineage import policies
+    from openclaw_rl.types import PolicyState
 
     with open_store(config) as store, store.read() as conn:
         policy = policies.head(conn) if version is None else policies.require_version(conn, version)
+    if policy.path is None and policy.state is not PolicyState.LIVE:
+        raise OpenClawError(
+            f"version {policy.version} is {policy.state.value} ({policy.reason}), and its weights are not kept. Choose "
+            "another one with --policy"
+        )
     if policy.path is None:
         raise OpenClawError(f"version {policy.version} is the base: there is no adapter to export. Train first")
     if policies.is_removed(policy):
