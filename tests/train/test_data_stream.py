@@ -142,6 +142,22 @@ def test_a_reader_that_ends_between_the_weights_and_the_batch_gives_its_place_ba
         pass
 
 
+def test_a_batch_can_be_answered_after_the_output_was_read_to_its_end(
+    world: World, local: LocalTrainer, fill: Fill
+) -> None:
+    """As with `data stream <answers | head -3 >batch`."""
+    given = fill(world.store, 4)
+    with world.in_background(), started_command(world) as program:
+        program.read_message("welcome")
+        load = StartWeights(**program.read_message("load"))
+        batch = TurnBatch(**program.read_message("batch"), load=load, _stream=None)  # type: ignore[arg-type]
+        program.process.stdout.close()  # type: ignore[union-attr]
+        take_step(local, batch)
+        program.write_message({"done": {"id": batch.id}})
+        assert program.process.wait(60) == 1
+    assert world.used() == {1: given}
+
+
 def wait_for_end(program: StreamProgram) -> list[str]:
     """Return the lines on standard error of a command that ends by itself, while its input stays open."""
     assert program.process.wait(60) == 1
@@ -244,12 +260,24 @@ def test_a_worker_of_a_data_loader_gets_an_error(world: World, fill: Fill) -> No
     assert done.stdout == "4 rows\n", done.stderr
 
 
-def test_a_closed_standard_input_is_named(tmp_path: Path) -> None:
-    command = ["bash", "-c", 'exec "$@" <&-', "_", sys.executable, "-m", "openclaw_rl", "data", "stream"]
+@pytest.mark.parametrize(("closed", "name"), [("<&-", "input"), (">&-", "output")])
+def test_a_closed_standard_input_or_output_is_named(tmp_path: Path, closed: str, name: str) -> None:
+    """Without an output, batches would wait for the answer of a program that never gets them."""
+    command = ["bash", "-c", f'exec "$@" {closed}', "_", sys.executable, "-m", "openclaw_rl", "data", "stream"]
     done = subprocess.run([*command, "--home", str(tmp_path)], capture_output=True, text=True, timeout=200)
     assert done.returncode == 1
-    assert "standard input is closed" in done.stderr
+    assert f"standard {name} is closed" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_reader_that_nobody_reads_gives_its_place_back(world: World) -> None:
+    """As with `| head -1`: its input stays open, and the next batch may come days later."""
+    with started_command(world) as program:
+        program.read_message("welcome")
+        program.process.stdout.close()  # type: ignore[union-attr]
+        assert wait_for_end(program) == ["connected; waiting for a batch"]
+    with connect_when_free(world.config.home_dir):
+        pass
 
 
 def test_without_a_system_the_command_says_what_to_start(tmp_path: Path) -> None:

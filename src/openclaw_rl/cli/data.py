@@ -104,9 +104,11 @@ def stream_batches(name: str, **options: Any) -> None:
 
     if sys.stdin is None:  # started with `<&-`
         raise OpenClawError("standard input is closed, and `data stream` reads the answers from it. Leave it open")
+    if sys.stdout is None:  # `>&-`
+        raise OpenClawError("standard output is closed, and `data stream` writes the batches to it. Leave it open")
     try:
         with BatchStream.connect(load_config(**options).home_dir, name=name) as stream:
-            relay = BatchRelay(stream, sys.stdin.fileno(), lambda message: echo(to_printable_json(message)), echo_error)
-            relay.relay_batches()
+            ends = sys.stdin.fileno(), sys.stdout.fileno()
+            BatchRelay(stream, *ends, lambda message: echo(to_printable_json(message)), echo_error).relay_batches()
     except StreamEnded as error:
         raise OpenClawError(str(error)) from error

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import select
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import msgspec
@@ -35,10 +36,18 @@ class BatchRelay:
     """
 
     def __init__(
-        self, stream: BatchStream, source: int, write: Callable[[dict[str, Any]], None], report: Callable[[str], None]
+        self,
+        stream: BatchStream,
+        source: int,
+        target: int,
+        write: Callable[[dict[str, Any]], None],
+        report: Callable[[str], None],
     ) -> None:
-        """`source`: file descriptor of the answers. `write`: of a message; `report`: of progress, for people."""
-        self._stream, self._source, self._write, self._report = stream, source, write, report
+        """`source`: file descriptor of the answers; `target`: of the messages, to see whether they are still read.
+
+        `write`: of a message; `report`: of progress, for people.
+        """
+        self._stream, self._source, self._target, self._write, self._report = stream, source, target, write, report
         self._received = b""
         self._batch: TurnBatch | None = None  # waits for its answer
         self._rejections: dict[int, str | None] = {}  # batch -> why its weights were not kept, or None
@@ -61,11 +70,26 @@ class BatchRelay:
             if (batch := self._stream.receive_batch()) is None:
                 return True  # the batch may come much later
             self._write_batch(batch)
-        watched: list[int | BatchStream] = [self._source, self._stream]
-        ready = select.select(watched, [], [])[0]
-        if self._batch is not None and self._stream in ready:
+        ready = self._wait_for_events()
+        if self._batch is not None and self._stream.fileno() in ready:
             self._stream.receive_end()
         return self._source not in ready or self._read_answers()
+
+    def _wait_for_events(self) -> Collection[int]:
+        """Wait for answers, or for the train worker. Return the descriptors that can be read.
+
+        Raises `BrokenPipeError` if nobody would read the next batch, which may come days later. A batch that was
+        written can still be answered.
+        """
+        watch = select.poll()
+        for descriptor in (self._source, self._stream.fileno()):
+            watch.register(descriptor, select.POLLIN)
+        if self._batch is None:
+            watch.register(self._target, 0)  # errors are always reported
+        events = dict(watch.poll())
+        if events.pop(self._target, 0) & (select.POLLERR | select.POLLHUP):
+            raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+        return events
 
     def _write_batch(self, batch: TurnBatch) -> None:
         self._batch = batch
