@@ -1,7 +1,6 @@
 """TRL as the trainer of a running system: KTO on the judged turns, with a policy version after each batch.
 
-    openclaw-rl up --set train.trainer=external --set train.method=binary --set gate.kind=numbers \
-        --set practice.enabled=false
+    openclaw-rl up --set train.trainer=external --set train.method=binary --set gate.kind=numbers
     pip install "trl>=1.16,<2" peft
     python examples/other_trainers/trl_kto.py --home ~/.openclaw-rl
 

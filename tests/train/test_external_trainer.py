@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from openclaw_rl.errors import ConfigError, DiskFull
 from openclaw_rl.learner.trainer import LocalTrainer
 from openclaw_rl.other_trainers.batch_stream import BatchStream, StreamEnded, TurnBatch
 from openclaw_rl.other_trainers.trainer_socket import TrainerGone, TrainerLink
-from openclaw_rl.settings.load import Config, from_flat
+from openclaw_rl.settings.load import Config, from_flat, load_all
 from openclaw_rl.settings.unused import unused_settings
 from openclaw_rl.store import leases, turns
 from openclaw_rl.store.db import Store
@@ -286,3 +287,13 @@ def test_settings_that_do_not_fit_or_have_no_effect_are_named() -> None:
     config: Config = from_flat(SETTINGS)
     (notice,) = unused_settings(config, {"train.optimizer.learning_rate": "flags: --lr"})
     assert "train.trainer" in notice
+
+
+@pytest.mark.parametrize("page", ["docs/guides/other_trainers.md", "examples/other_trainers/trl_kto.py"])
+def test_the_printed_commands_are_accepted_and_each_setting_has_an_effect(page: str) -> None:
+    text = (Path(__file__).parents[2] / page).read_text(encoding="utf-8").replace("\\\n", " ")
+    commands = re.findall(r"^ +openclaw-rl up( --set .*)", text, re.MULTILINE)
+    assert commands
+    for command in commands:
+        loaded = load_all(sets=re.findall(r"--set (\S+)", command), environ={})
+        assert list(loaded.notices) == [], command
