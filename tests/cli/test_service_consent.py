@@ -101,6 +101,13 @@ def test_in_a_terminal_it_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     require_consent(settings(tmp_path), SERVE, yes=False)
 
 
+def test_a_closed_standard_input_is_no_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a service that another program starts (`<&-`)."""
+    monkeypatch.setattr(service_consent.sys, "stdin", None)
+    with pytest.raises(ConfigError, match="before you agree"):
+        require_consent(settings(tmp_path), SERVE, yes=False)
+
+
 def test_other_engines_ask_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     require_consent(settings(tmp_path, **{"engine.backend": "embedded", "tinker.url": None}), SERVE, yes=False)
     require_consent(settings(tmp_path), ("collect", "judge"), yes=False)

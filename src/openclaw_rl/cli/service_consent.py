@@ -56,6 +56,6 @@ def confirm_sending(text: str, *, service: str, yes: bool) -> None:
     echo(text, err=True)
     if yes:
         return
-    if not sys.stdin.isatty():
+    if sys.stdin is None or not sys.stdin.isatty():  # None: started with `<&-`
         raise ConfigError(f"nothing is sent to {service} before you agree. Say --yes, or start it in a terminal")
     click.confirm("Continue?", abort=True, err=True)
