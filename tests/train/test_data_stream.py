@@ -270,6 +270,15 @@ def test_a_closed_standard_input_or_output_is_named(tmp_path: Path, closed: str,
     assert "Traceback" not in done.stderr
 
 
+def test_progress_that_nobody_can_see_is_left_out(world: World) -> None:
+    """With `2>&-`, as a service that another program starts."""
+    command = ["bash", "-c", 'exec "$@" 2>&-', "_", sys.executable, "-m", "openclaw_rl", "data", "stream"]
+    command += ["--home", str(world.config.home_dir)]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, timeout=200)
+    assert done.returncode == 0
+    assert list(json.loads(done.stdout)) == ["welcome"]
+
+
 def test_a_reader_that_nobody_reads_gives_its_place_back(world: World) -> None:
     """As with `| head -1`: its input stays open, and the next batch may come days later."""
     with started_command(world) as program:

@@ -45,7 +45,7 @@ def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
 
 def echo_error(text: str, *, nl: bool = True) -> None:
     """Print an error or a note to stderr. A terminal gets lines that are wrapped between words; a file, whole lines."""
-    if sys.stderr.isatty():
+    if sys.stderr is not None and sys.stderr.isatty():  # None: closed, so nothing is printed
         text = wrap_lines(text, shutil.get_terminal_size().columns)
     echo(text, err=True, nl=nl)
 

@@ -41,7 +41,7 @@ StatusData = Mapping[str, Any]
 
 def watch_status(config: Config) -> None:
     """Show the page until q or Ctrl-C. Raises `OpenClawError` if there is no store, or stdout is no terminal."""
-    if not sys.stdout.isatty():  # rich would write nothing there
+    if sys.stdout is None or not sys.stdout.isatty():  # rich would write nothing there
         raise OpenClawError("--watch needs a terminal as standard output. Leave --watch out, or use --json")
     store, console = report.open_store(config), TerminalConsole()
 
@@ -108,7 +108,7 @@ def _deferred_interrupt() -> Iterator[_DeferredInterrupt]:
 @contextlib.contextmanager
 def _key_reader() -> Iterator[Callable[[float], str]]:
     """Yield a function that waits some seconds for a key and returns it in lower case, or an empty string."""
-    if not sys.stdin.isatty():
+    if sys.stdin is None or not sys.stdin.isatty():
         yield _wait_without_keys
         return
     before = termios.tcgetattr(sys.stdin)
