@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -14,6 +16,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from tests.cpu_time import bounded_cpu_time
 from tests.train.external_world import World, connect_when_free, take_step
 
 from openclaw_rl.cli.main import cli
@@ -233,6 +236,22 @@ def test_a_reader_that_does_not_answer_in_time_loses_its_batch(
         found = turns.get(conn, given[0])
     assert found is not None
     assert found.untrainable == "taken by the other"
+
+
+def test_a_batch_of_long_prompts_is_read_in_linear_time() -> None:
+    """A hundred thousand tokens in each of a hundred rows are a line of 60 MB."""
+    here, there = socket.socketpair()
+    body = b'{"batch": {"id": 1, "version": 1, "folder": "f", "rows": [{"turn": "' + b"t" * 60_000_000 + b'"}]}}\n'
+    lines = b'{"welcome": {}}\n', body, b'{"refused": "the end"}\n'
+    sender = threading.Thread(target=lambda: [there.sendall(line) for line in lines])
+    sender.start()
+    with there, BatchStream(here, {"hello": {}}) as stream:
+        with bounded_cpu_time(2.0):
+            batch = stream.current_batch()
+        assert len(batch.rows[0]["turn"]) == 60_000_000
+        with pytest.raises(StreamEnded, match="the end"):
+            stream.receive_batch()
+        sender.join()
 
 
 def test_one_pass_over_the_dataset_is_one_batch(world: World, local: LocalTrainer, fill: Fill) -> None:

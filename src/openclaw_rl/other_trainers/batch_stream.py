@@ -116,7 +116,7 @@ class BatchStream:
 
     def __init__(self, connection: socket.socket, first: Mapping[str, Any]) -> None:
         """`first`: message that begins the connection."""
-        self._connection, self._received, self._owner = connection, b"", os.getpid()
+        self._connection, self._received, self._owner = connection, bytearray(), os.getpid()
         self._load: StartWeights | None = None
         self._batch: TurnBatch | None = None
         try:
@@ -223,8 +223,18 @@ class BatchStream:
         return found
 
     def _read(self) -> dict[str, Any]:
+        line = self._read_line()
+        message: dict[str, Any] = json.loads(line)
+        if "refused" in message:
+            raise StreamEnded(message["refused"])
+        return message
+
+    def _read_line(self) -> bytearray:
+        """Return the next line. A batch of long prompts is a line of 100 MB, so no byte is looked at twice."""
         self._require_owner()
-        while b"\n" not in self._received:
+        seen = 0
+        while (end := self._received.find(b"\n", seen)) < 0:
+            seen = len(self._received)
             try:
                 more, why = self._connection.recv(1 << 20), ""
             except TimeoutError:
@@ -234,11 +244,9 @@ class BatchStream:
             if not more:
                 raise StreamEnded(f"the train worker has ended{why}")
             self._received += more
-        line, _, self._received = self._received.partition(b"\n")
-        message: dict[str, Any] = json.loads(line)
-        if "refused" in message:
-            raise StreamEnded(message["refused"])
-        return message
+        line = self._received[:end]
+        del self._received[: end + 1]
+        return line
 
 
 def _open_connection(home: Path, *, within: float | None = None) -> socket.socket:
