@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
@@ -189,6 +190,37 @@ def test_a_box_ends_after_its_lifetime() -> None:
     began = time.monotonic()
     with_box(use, lifetime=0.5)
     assert time.monotonic() - began < 5
+
+
+def test_a_box_ends_though_bubblewrap_did_not_hear_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process 1 that did not yet ask the kernel to end with its parent, because it starts the shell first."""
+
+    async def close_at_once() -> None:
+        box = BubblewrapBox(BoxRoot(), LIMITS)
+        await box.open()
+        monkeypatch.setattr(box._process, "kill", lambda: None)
+        await asyncio.wait_for(box.close(), 10)
+
+    asyncio.run(close_at_once())
+
+
+def test_boxes_whose_opening_is_cancelled_leave_nothing() -> None:
+    async def cancel_after(seconds: float) -> None:
+        box = BubblewrapBox(BoxRoot(), LIMITS)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(box.open(), seconds)
+        await asyncio.wait_for(box.close(), 10)
+        names.extend([box._lease.folder.name] if box._lease is not None else [])
+
+    async def cancel_many() -> None:
+        for number in range(10):
+            await asyncio.gather(*(cancel_after(0.004 * (4 * number + part)) for part in range(4)))
+
+    names = list[str]()  # which are arguments of their processes
+    asyncio.run(cancel_many())
+    assert len(names) > 10
+    assert not {folder.name for folder in leases_folder().iterdir()} & set(names)
+    wait_until_gone(*names)
 
 
 def test_a_shell_that_was_killed_inside_ends_the_box() -> None:

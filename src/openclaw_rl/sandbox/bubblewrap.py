@@ -46,7 +46,7 @@ class BubblewrapBox(CommandBox):
         self._lease: BoxLease | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._ended: asyncio.Future[None] | None = None
-        self._all_ended: asyncio.Future[None] | None = None
+        self._first: WatchedProcess | None = None  # process 1 of the box, which all others end with
         self._relay: GatewayRelay | None = None
         self._lifetime: asyncio.TimerHandle | None = None
         self._commands = 0
@@ -63,13 +63,13 @@ class BubblewrapBox(CommandBox):
             groups = self._make_groups()
             args = bubblewrap_args(self.root, self.limits, control, gateway)
             self._process = self._start_process(program, args)
-            self._ended = _watch_exit(self._process.pid)
+            self._ended = WatchedProcess(self._process.pid).ended
             first = asyncio.to_thread(add_processes, groups, [self._process.pid])  # takes the kernel 5 to 20 ms
             await asyncio.gather(first, self._wait_until_ready(self._process))
             processes = process_tree(self._process.pid)  # those that were started meanwhile are among them
             if len(processes) < _FIRST_PROCESSES:
                 raise SandboxError("the first processes of the box were not found in /proc: its limits would not hold")
-            self._all_ended = _watch_exit(processes[1])
+            self._first = WatchedProcess(processes[1])
             add_processes(groups, processes)
             self._send_request("start")
         except BaseException as error:  # also when it is cancelled: no box is left half open
@@ -84,9 +84,10 @@ class BubblewrapBox(CommandBox):
             self._lifetime.cancel()
         if self._relay is not None:
             await self._relay.close()
+        self._find_first_process()
         self._kill_box()
         if self._process is not None and self._ended is not None:
-            ends = [end for end in (self._ended, self._all_ended) if end is not None]
+            ends = [self._ended] + ([self._first.ended] if self._first is not None else [])
             await asyncio.wait(ends)  # a plain await would cancel them with its caller
             self._process.wait()
             for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
@@ -289,25 +290,44 @@ class BubblewrapBox(CommandBox):
         except (BlockingIOError, BrokenPipeError):
             self._kill_box()
 
+    def _find_first_process(self) -> None:
+        """Find process 1 of a box that was not opened to the end."""
+        if self._first is None and self._process is not None and self._ended is not None and not self._ended.done():
+            with contextlib.suppress(OSError):
+                self._first = next(map(WatchedProcess, process_tree(self._process.pid)[1:2]), None)
+
     def _kill_box(self) -> None:
-        """Kill bubblewrap; the kernel then kills process 1 of the box, and with it all others."""
+        """Kill process 1 of the box, with which the kernel kills all others, and bubblewrap.
+
+        Process 1 asks the kernel to end with bubblewrap, but only after it has started the shell: the box would stay.
+        """
+        if self._first is not None:
+            self._first.kill()
         if self._process is not None and self._ended is not None and not self._ended.done():
             self._process.kill()
 
 
-def _watch_exit(pid: int) -> asyncio.Future[None]:
-    """Return a future that is done when a process has ended; for process 1 of a box: all its processes."""
-    loop = asyncio.get_running_loop()
-    ended: asyncio.Future[None] = loop.create_future()
-    descriptor = os.pidfd_open(pid)
+class WatchedProcess:
+    """A process by a descriptor, so that its number cannot come to mean another. `ended`: done when it has.
 
-    def on_exit() -> None:
-        loop.remove_reader(descriptor)
-        os.close(descriptor)
-        ended.set_result(None)
+    Process 1 of a box ends after all others. Raises `ProcessLookupError` if there is no such process.
+    """
 
-    loop.add_reader(descriptor, on_exit)
-    return ended
+    def __init__(self, pid: int) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[None] = self._loop.create_future()
+        self._descriptor = os.pidfd_open(pid)
+        self._loop.add_reader(self._descriptor, self._note_end)
+
+    def kill(self) -> None:
+        if not self.ended.done():
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
+
+    def _note_end(self) -> None:
+        self._loop.remove_reader(self._descriptor)
+        os.close(self._descriptor)
+        self.ended.set_result(None)
 
 
 def _read_pipe(pipe: int, receiver: OutputReceiver) -> bool:
