@@ -67,6 +67,13 @@ def configure(file: Path, **values: object) -> None:
     config.write_text(json.dumps(json.loads(config.read_text()) | values))
 
 
+def nest(file: Path) -> None:
+    """Write the names that a model has which peft wrapped twice."""
+    tensors = {name.replace("base_model.model.", "base_model.model.base_model.model.", 1): tensor
+               for name, tensor in load_file(file).items()}  # fmt: skip
+    save_file(tensors, file)
+
+
 WRONG_ADAPTERS: list[tuple[Spoil, str]] = [
     (lambda file: file.write_bytes(b"x" * 100), "expected a safetensors file"),
     (lambda file: file.write_bytes(file.read_bytes()[:-1000]), "truncated"),
@@ -74,6 +81,7 @@ WRONG_ADAPTERS: list[tuple[Spoil, str]] = [
     (lambda file: set_last(file, float("nan")), "values that are not finite"),
     (lambda file: set_last(file, float("-inf"), torch.bfloat16), "values that are not finite"),
     (widen, "does not fit the base"),
+    (nest, "peft wrapped the model twice"),
     (lambda file: save_file({n: t.to(torch.int8) for n, t in load_file(file).items()}, file), "has the type I8"),
     (lambda file: configure(file, r=RANK - 1), f"the adapter has rank {RANK};"),
     (lambda file: configure(file, lora_alpha="many"), "no lora_alpha"),

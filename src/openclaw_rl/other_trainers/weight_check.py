@@ -65,6 +65,8 @@ def _check_adapter(file: AdapterFile, base: str, max_rank: int) -> None:
     check_fits_base(file, base, advice="Train an adapter of this base")
     _check_rank(file.rank, max_rank)
     for module, pair in file.pairs.items():
+        if module.startswith("base_model.model."):
+            raise ModelError(f"the adapter is of {module}: peft wrapped the model twice. Wrap it once")
         try:
             scale = file.scale(module)
         except (TypeError, ValueError) as error:
