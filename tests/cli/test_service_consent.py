@@ -12,6 +12,7 @@ from tests.engines.remote.fireworks_server import FireworksDouble
 from openclaw_rl.cli import chat, service_consent
 from openclaw_rl.cli import main as command_line
 from openclaw_rl.cli.service_consent import require_consent
+from openclaw_rl.common import logging_metrics
 from openclaw_rl.environments import commands
 from openclaw_rl.environments.types import TaskFitness
 from openclaw_rl.errors import ConfigError, EngineError
@@ -173,6 +174,7 @@ def test_commands_that_start_a_system_for_a_while_ask_first(
         started.append((command, env))
         raise StartedSystem
 
+    monkeypatch.setattr(logging_metrics, "setup_logging", lambda *args: None)  # it would hold for all tests
     fit = TaskFitness(task="t", digest="d", fit=True, reason="")
     monkeypatch.setattr(commands, "check_environment", lambda *args: [fit])
     monkeypatch.setattr(commands, "find_source", lambda request: None)
