@@ -58,7 +58,7 @@ MAY_IMPORT_HEAVY = (
     "environments/foreign/",  # programs under other Pythons
     "other_trainers/slime/weight_update.py",  # runs in slime's trainer
 )
-MAX_LINES, MAX_FILES, MAX_ROOT_MODULES, MAX_ONE_WORD = 400, 20, 6, 0.45
+MAX_LINES, MAX_FILES, MAX_ROOT_MODULES, MAX_ONE_WORD = 500, 25, 6, 0.45
 
 
 @cache

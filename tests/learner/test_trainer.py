@@ -207,15 +207,17 @@ def test_no_model_no_trainer(trainer: Make, tmp_path: Path) -> None:
 
 
 def test_a_step_stays_in_its_trust_region(trainer: Make, draw: Draw, tmp_path: Path) -> None:
-    free, held = (trainer(learning_rate=3e-2, max_step_kl=bound) for bound in (1e9, 0.01))
+    free, bounded = (trainer(learning_rate=3e-2, max_step_kl=bound) for bound in (1e9, 0.01))
+    scales = []
     for number in range(3):
-        batch = draw(held, number)
+        batch = draw(bounded, number)
         far = free.step(draw(free, number), str(tmp_path / f"free{number}")).metrics
-        near = held.step(batch, str(tmp_path / f"held{number}")).metrics
+        near = bounded.step(batch, str(tmp_path / f"bounded{number}")).metrics
+        scales.append(near["step/scale"])
         assert far["step/scale"] == 1
         assert near["kl/step"] <= 0.01
     assert far["kl/step"] > 0.01, "the control did go further"
-    assert near["step/scale"] < 1
+    assert min(scales) < 1
 
 
 def test_a_step_that_no_halving_holds_is_refused(trainer: Make, draw: Draw, tmp_path: Path) -> None:

@@ -64,7 +64,8 @@ class PolicyScorer:
         )
         rows, samples, student = [rows[i] for i in kept], [samples[i] for i in kept], [student[i] for i in kept]
         hinted = scored.hinted_sequences(samples, times=times) if method.uses_hints else []
-        base, hinted_scores = self._base_and_teacher(rows, hinted, student, method.topk_size)
+        guidance = [sample.guidance for sample in samples]
+        base, hinted_scores = self._base_and_teacher(rows, hinted, student, method.topk_size, guidance)
         teachers: list[list[TokenLogprobs]] = [[] for _ in samples]
         for (i, _), scores in zip(hinted, hinted_scores, strict=True):
             teachers[i].append(scores)
@@ -116,18 +117,59 @@ class PolicyScorer:
         hinted: Sequence[tuple[int, TokenSequence]],
         student: Sequence[TokenLogprobs],
         top: int,
+        guidance: Sequence[float],
     ) -> tuple[list[TokenLogprobs], list[TokenLogprobs]]:
         """Return (base on the plain rows, teacher on the hinted rows); one tree if the base is the teacher.
 
-        With `top`, the teacher also scores the student's most likely tokens and returns its own.
+        With `top`, the teacher also scores the student's most likely tokens and returns its own. `guidance`: of the
+        teacher, by row.
         """
         prompts = [row for _, row in hinted]
         ids = [student[i].ids_KN[:, 1:] for i, _ in hinted]
+        guided = {place for place, (i, _) in enumerate(hinted) if guidance[i] > 0}
+        pairs = self._guided_pairs(rows, [(*hinted[place], ids[place]) for place in sorted(guided)], top, guidance)
+        guided_scores = dict(zip(sorted(guided), (teacher for _, teacher in pairs), strict=True))
+        others = [place for place in range(len(hinted)) if place not in guided]
         if self._ema_teacher is not None:
-            return self.base_logprobs(rows), self._teacher_logprobs(prompts, ids, top)
-        whole = [o.ids_KN[:, 1:] for o in student] + ids
-        scores = self.base_logprobs([*rows, *prompts], ids=whole if top and hinted else None, top=top if hinted else 0)
-        return scores[: len(rows)], scores[len(rows) :]
+            base = self.base_logprobs(rows)
+            teacher = self._teacher_logprobs([prompts[p] for p in others], [ids[p] for p in others], top)
+        else:
+            base_of_pairs = dict(
+                zip((hinted[place][0] for place in sorted(guided)), (b for b, _ in pairs), strict=True)
+            )
+            plain = [i for i in range(len(rows)) if i not in base_of_pairs]
+            whole = [student[i].ids_KN[:, 1:] for i in plain] + [ids[p] for p in others]
+            scores = self.base_logprobs(
+                [*(rows[i] for i in plain), *(prompts[p] for p in others)],
+                ids=whole if top and hinted else None,
+                top=top if hinted else 0,
+            )
+            base_by_row = dict(zip(plain, scores, strict=False)) | base_of_pairs
+            base = [base_by_row[i] for i in range(len(rows))]
+            teacher = scores[len(plain) :]
+        teacher_by_place = dict(zip(others, teacher, strict=True)) | guided_scores
+        return base, [teacher_by_place[place] for place in range(len(hinted))]
+
+    def _guided_pairs(
+        self,
+        rows: Sequence[TokenSequence],
+        hinted: Sequence[tuple[int, TokenSequence, torch.Tensor]],
+        top: int,
+        guidance: Sequence[float],
+    ) -> list[tuple[TokenLogprobs, TokenLogprobs]]:
+        """Return (the plain row's scores, the guided teacher's scores) for each (row number, hinted row, top ids).
+
+        The teacher is the EMA teacher if there is one, else the base; the plain row is scored by the same model.
+        """
+        if not hinted:
+            return []
+        numbers, prompts, ids = zip(*hinted, strict=True)
+        model = self._weights.using_base() if self._ema_teacher is None else self._ema_teacher.swapped_in()
+        with model:
+            self._weights.model.eval()
+            return self._runner.guided_logprobs(
+                prompts, [rows[i] for i in numbers], [guidance[i] for i in numbers], ids=ids if top else None, top=top
+            )
 
     def _teacher_logprobs(
         self, rows: Sequence[TokenSequence], ids: Sequence[torch.Tensor], top: int

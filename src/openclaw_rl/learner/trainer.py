@@ -35,14 +35,14 @@ from openclaw_rl.learner.optim.optimizer import Optimizer, WeightSnapshot, sched
 from openclaw_rl.learner.scoring import PolicyScorer
 from openclaw_rl.learner.staleness import no_signal_reason
 from openclaw_rl.learner.step_metrics import EpochResult, epoch_metrics, no_step_reason, policy_metrics
-from openclaw_rl.methods.teacher_replies import TeacherReplies
+from openclaw_rl.learner.step_size import MIN_STEP_SCALE, next_rate_scale
+from openclaw_rl.methods.teacher_replies import TeacherReplies, follows_teacher
 from openclaw_rl.methods.token_credit import credit_by_token
 from openclaw_rl.methods.types import AnyTerm, CreditMethod, Sample, StepResult
 from openclaw_rl.settings.load import ModelConfig, TrainConfig
 from openclaw_rl.types import Logprobs
 
 log = logging.getLogger(__name__)
-MIN_STEP_SCALE = 2**-8  # smallest fraction of a step; if the policy still moved too far, the gate rejects it
 
 
 class _LossPart(NamedTuple):
@@ -108,6 +108,7 @@ class LocalTrainer:
         """Load the policy in `folder`, or the base. Raises `ModelError` or `ConfigError` if it does not match."""
         self._method_state = dict(memory)
         self._steps = self._samples_seen = 0  # steps and turns over all ancestors of this version
+        self._rate_scale = 1.0  # see `next_rate_scale`
         if folder is None:
             self._weights.reset_to_base()
             self._optimizer.start()
@@ -120,6 +121,7 @@ class LocalTrainer:
             self._ema_teacher.read(Path(folder))
         state = state_files.read_state(Path(folder))
         self._steps, self._samples_seen = int(state["steps"]), int(state.get("samples", 0))
+        self._rate_scale = float(state.get("rate_scale", 1.0))
         if not self._optimizer.read(Path(folder)):
             log.info("%s no longer has an optimizer state: the optimizer starts from the beginning", folder)
 
@@ -172,11 +174,19 @@ class LocalTrainer:
             return self._no_step_result(batch, members, no_signal, passed, dropped)
         reply_tokens = LengthEma(self._method_state, decay=self._train.loss.length_ema_decay)
         length_ema, snapshot = reply_tokens.average_length(batch.trainable_tokens(members)), self._optimizer.snapshot()
-        rate = scheduled_learning_rate(self._train, steps=self._steps, samples=self._samples_seen)
+        scheduled = scheduled_learning_rate(self._train, steps=self._steps, samples=self._samples_seen)
+        rate = scheduled * self._rate_scale
         epochs = self._run_epochs(_StepInputs(batch, terms, members, length_ema, rate))
         if why := no_step_reason(epochs):
             return self._no_step_result(batch, members, why, passed, dropped)
-        metrics = epoch_metrics(epochs, terms) | self._apply_trust_region(batch, members, snapshot)
+        moved = self._apply_trust_region(batch, members, snapshot)
+        self._rate_scale = next_rate_scale(
+            self._rate_scale,
+            kept=moved["step/scale"],
+            moved=moved["kl/step"],
+            bound=self._train.safety.max_step_kl,
+        )
+        metrics = epoch_metrics(epochs, terms) | moved
         metrics |= self._scorer.update_teacher(batch.samples)
         first = [i for i in members if not batch.samples[i].replay]  # moving averages count each turn once
         updated = reply_tokens.updated_state(batch.trainable_tokens(first))
@@ -206,7 +216,7 @@ class LocalTrainer:
 
     def _method_for(self, samples: Sequence[Sample]) -> CreditMethod:
         """Return the method, with a term on the teacher's replies if there are any."""
-        if not any(sample.from_teacher for sample in samples):
+        if not any(follows_teacher(sample) for sample in samples):
             return self._method
         return TeacherReplies(self._method, top=self._train.distill.topk)
 
@@ -317,7 +327,12 @@ class LocalTrainer:
         return policy_metrics(batch, members, [s.logp for s in after], [s.entropy_K for s in after])
 
     def _state_file(self) -> dict[str, bytes]:
-        state = {"steps": self._steps, "samples": self._samples_seen, "settings": self._train.model_dump(mode="json")}
+        state = {
+            "steps": self._steps,
+            "samples": self._samples_seen,
+            "rate_scale": self._rate_scale,
+            "settings": self._train.model_dump(mode="json"),
+        }
         state |= {"plugins": [self._plugin_loss.identity]} if self._plugin_loss else {}
         return {state_files.STATE_FILE: json.dumps(state, indent=2).encode()}
 

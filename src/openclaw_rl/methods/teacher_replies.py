@@ -63,10 +63,12 @@ def _sampled_advantages(logp: Logprobs, hinted: Sequence[Logprobs]) -> FloatArra
 
 
 class TeacherReplies(CreditMethod):
-    """The terms of `method` on the policy's own replies, and the forward KL on those that the teacher sampled.
+    """The terms of `method` on the policy's own replies, and the forward KL on those that a teacher sampled or guides.
 
     The term on the teacher's replies is E_{y~T} sum_t KL(T_t || pi_t), T the frozen base under the hinted prompt, over
-    the teacher's `top` tokens and the tail; an importance ratio does not occur in it.
+    the teacher's `top` tokens and the tail; an importance ratio does not occur in it. A guided teacher is far from the
+    policy on the policy's own replies, too: nearly every sampled token then has the lowest advantage, which says what
+    to avoid and not what to do. So these replies have the same term, over all likely tokens of the teacher.
     """
 
     uses_hints = True
@@ -82,17 +84,22 @@ class TeacherReplies(CreditMethod):
 
     def loss_terms(self, evidence: BatchLogprobs, memory: Mapping[str, Any]) -> tuple[AnyTerm, ...]:
         """Return the terms of both kinds of replies; each has its own denominator."""
-        own = self._method.loss_terms(_without_signal(evidence, from_teacher=True), memory)
-        return (*own, *self._teacher_term.loss_terms(_without_signal(evidence, from_teacher=False), memory))
+        own = self._method.loss_terms(_without_signal(evidence, of_teacher=True), memory)
+        return (*own, *self._teacher_term.loss_terms(_without_signal(evidence, of_teacher=False), memory))
 
     def update_state(self, samples: Sequence[Sample], memory: Mapping[str, Any]) -> dict[str, Any]:
         """Return the state of the method; a teacher's reply changes nothing in it."""
         return self._method.update_state([s for s in samples if not s.from_teacher], memory)
 
 
-def _without_signal(evidence: BatchLogprobs, *, from_teacher: bool) -> BatchLogprobs:
+def follows_teacher(sample: Sample) -> bool:
+    """Return whether a sample has the term of the teacher's replies: the teacher sampled it, or guides it."""
+    return sample.from_teacher or sample.guidance > 0
+
+
+def _without_signal(evidence: BatchLogprobs, *, of_teacher: bool) -> BatchLogprobs:
     """Remove scores, hints and teachers of the samples of one kind, so that no term has them."""
-    gone = [sample.from_teacher == from_teacher for sample in evidence.samples]
+    gone = [follows_teacher(sample) == of_teacher for sample in evidence.samples]
     return replace(
         evidence,
         samples=[

@@ -39,6 +39,7 @@ class Sample:
     on_policy: bool = False  # sampled by the version that the step starts from
     replay: bool = False  # an ancestor of the new version was trained on it
     from_teacher: bool = False  # sampled under a prompt with a hint, not under `prompt_ids`: no importance ratio
+    guidance: float = 0.0  # how much more the teacher follows the hint than its prompt alone makes it; 0: not more
     episode: EpisodeStep | None = None  # its place in a group of episodes; None: a conversation
 
     def __post_init__(self) -> None:

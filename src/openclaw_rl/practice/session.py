@@ -50,6 +50,8 @@ CONTRAST_LESSON = "contrast"
 """Key of the words in the prompt of a contrast, in the place of a lesson's id."""
 AVERAGED_STEPS = 2
 """Newest divergences of a lesson whose mean decides whether it is learned; one alone is too noisy."""
+MIN_TEMPERATURE = 0.3
+_GREEDY = 0.01  # below it a temperature means the likeliest token
 FORGOTTEN_FACTOR = 2.0
 """A learned lesson is practised again from this times the bound on."""
 
@@ -98,9 +100,19 @@ class _Round:
             version=BASE_VERSION if is_teacher else self.head.version,
             prompt_ids=ids.tolist(),
             max_tokens=min(limit, MAX_REPLY_TOKENS),
-            temperature=1.0,
+            temperature=_practice_temperature(prompt.exchange.request.sampling.temperature),
             seed=self.seed + place,
         )
+
+
+def _practice_temperature(asked: float) -> float:
+    """Return the temperature of a reply to a prompt: that at which it was answered, from 0.3 to 1.
+
+    So the weights learn the replies that people get. Below 0.3 replies are nearly alike. Of a greedy one, it is 1.
+    """
+    if asked < _GREEDY:
+        return 1.0
+    return min(1.0, max(MIN_TEMPERATURE, asked))
 
 
 class PracticeSession:

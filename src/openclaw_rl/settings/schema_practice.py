@@ -32,6 +32,13 @@ class PracticeConfig(Section):
         "the lesson instead; without any, a policy that has learned a lesson no longer follows another one in its "
         "prompt",
     )
+    guidance: float = Field(
+        1.0,
+        ge=0,
+        le=4,
+        description="how much more the teacher follows the lessons than its prompt alone makes it: its logits are "
+        "(1 + guidance) times those with the lessons less guidance times those without; 0: no more",
+    )
     max_divergence: float = Field(
         0.02,
         gt=0,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from rich.cells import cell_len, chop_cells
@@ -14,10 +13,11 @@ from rich.table import Table
 from rich.text import Text
 from sqlalchemy import Connection
 
+from openclaw_rl.common.assets import local_model_folder
 from openclaw_rl.common.message_hash import message_text, strip_client_text
 from openclaw_rl.common.terminal import TerminalConsole, print_json
 from openclaw_rl.errors import DamagedRow, ModelError, OpenClawError
-from openclaw_rl.settings.load import STARTER, Config
+from openclaw_rl.settings.load import Config
 from openclaw_rl.status.report import read_store
 from openclaw_rl.store import exchanges, sessions, turns
 from openclaw_rl.store.lineage import policies
@@ -30,7 +30,7 @@ _SHORT_WIDTH, _WHOLE_WIDTH = 100, 2000  # columns of a text, in a list of turns 
 def template_summary(config: Config) -> Text:
     """Return one line on the model's chat template: its model family, and how it renders earlier turns."""
     path = config.model.path
-    if path != STARTER and not Path(path).expanduser().is_dir():
+    if local_model_folder(path) is None:
         return Text(f"chat template: from {path}; `openclaw-rl doctor` shows how it renders earlier turns", "dim")
     from openclaw_rl.render.model_folder import ModelFiles
     from openclaw_rl.render.renderer import Renderer

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection
 
+from openclaw_rl.common.assets import local_model_folder
 from openclaw_rl.errors import ModelError, OpenClawError
 from openclaw_rl.methods.types import Credit
-from openclaw_rl.settings.load import STARTER, Config
+from openclaw_rl.settings.load import Config
 from openclaw_rl.status.inspect import turn_data
 from openclaw_rl.store import exchanges
 from openclaw_rl.store.lineage import policies, probe_answers, token_credit
@@ -132,7 +132,7 @@ def _credit_data(
 def make_token_splitter(config: Config) -> SplitTokens | None:
     """Return the function that splits replies into tokens; None if the model's tokenizer is not on this machine."""
     path = config.model.path
-    if path != STARTER and not Path(path).expanduser().is_dir():
+    if local_model_folder(path) is None:
         return None
     from openclaw_rl.render.detokenizer import Detokenizer
     from openclaw_rl.render.model_folder import ModelFiles

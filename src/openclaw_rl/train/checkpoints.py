@@ -18,6 +18,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from openclaw_rl.common.atomic_files import ensure_folder, link_files, replace_symlink, sync_path, write_folder
+from openclaw_rl.common.packaged_models import PACKAGED_MODELS
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.settings.load import STARTER, Config, TrainConfig
 from openclaw_rl.store.db import Store
@@ -209,5 +210,7 @@ def _folder_name(policy: Policy) -> str:
 
 
 def _absolute_path(path: str) -> str:
+    if path == STARTER or path in PACKAGED_MODELS:
+        return path
     folder = Path(path).expanduser()
-    return str(folder.resolve()) if path != STARTER and folder.is_dir() else path
+    return str(folder.resolve()) if folder.is_dir() else path

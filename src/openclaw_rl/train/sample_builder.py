@@ -15,7 +15,7 @@ from openclaw_rl.methods.types import CreditMethod, Sample, make_sample
 from openclaw_rl.render.hint import lessons_hint, with_hint
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.train.tracking import version_age
-from openclaw_rl.types import FinishReason, Ids, JudgedTurn, Message, Origin, Policy, Reply, Request, Verdict
+from openclaw_rl.types import FinishReason, Ids, JudgedTurn, Kind, Message, Origin, Policy, Reply, Request, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +36,7 @@ class SampleBuilder:
     transient: EphemeralMatcher
     signal: CreditMethod
     max_staleness: int  # in versions of the head's lineage
+    guidance: float = 0.0  # of the teacher in practice (`practice.guidance`)
 
     def build_batch(
         self,
@@ -111,11 +112,18 @@ class SampleBuilder:
                 hinted_prompts=hinted,
                 on_policy=version == head.version and request.origin is None,
                 replay=replay,
+                guidance=self._teacher_guidance(request),
                 episode=item.episode,
             )
             return self._split_prompts(sample, request) if request.lessons and hinted else [sample]
         except (ValueError, RequestError) as error:  # a broken engine recorded bad values: only the turn is dropped
             return str(error)
+
+    def _teacher_guidance(self, request: Request) -> float:
+        """Return the guidance of the teacher: of practice, but not of contrasts, whose prompt the policy reads, too."""
+        if request.kind is not Kind.PRACTICE or request.origin is Origin.CONTRAST:
+            return 0.0
+        return self.guidance
 
     def _no_episode_reason(self, item: JudgedTurn) -> str | None:
         if item.episode is None:

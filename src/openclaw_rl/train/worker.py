@@ -86,6 +86,7 @@ def open_train_loop(config: Config, store: Store, replies: ReplySource | None = 
         transient=EphemeralMatcher(config.serve.ephemeral_patterns),
         signal=method,
         max_staleness=config.train.safety.max_staleness,
+        guidance=config.practice.guidance,
     )
     saver = None if config.train.checkpoint.save_dir is None else CheckpointWriter(store, config)
     trainer = _make_trainer(config, files, method)  # imports torch, so it comes after the fast checks

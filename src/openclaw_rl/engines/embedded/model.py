@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.utils import logging as transformers_logging
 
 from openclaw_rl.common.assets import local_model_folder
+from openclaw_rl.common.packaged_models import PACKAGED_MODELS
 from openclaw_rl.engines.embedded.kv_cache import CacheLayout, KVCache, KVCacheView
 from openclaw_rl.engines.embedded.multi_lora import LoadedAdapters
 from openclaw_rl.errors import ModelError
@@ -183,6 +184,8 @@ def resolve_model_path(path: str) -> str:
     """Return the model's folder or hub id. Raise `ModelError` if `path` is neither."""
     if (folder := local_model_folder(path)) is not None:
         return str(folder)
+    if path in PACKAGED_MODELS:
+        raise ModelError(f"model.path {path!r}: not here yet. `openclaw-rl up --model-path {path}` fetches it")
     if path.startswith((".", "/", "~")) or path.count("/") != 1:
         raise ModelError(f"model.path {path!r}: no such folder, and not a hub id like `Qwen/Qwen3-0.6B`")
     return path

@@ -5,6 +5,7 @@ Shapes: K response tokens, C response tokens of a chunk, N selected tokens at ea
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +15,9 @@ from torch.utils.checkpoint import checkpoint
 
 CHUNK_ELEMENTS = 2**24  # logits, and head weights in another dtype, that exist at once: 64 MiB each in float32
 
+PLAUSIBLE_SHARE = 0.02
+"""Tokens that a guided teacher may prefer: those with at least this share of the likeliest token's probability under
+the hint. Without the bound, guidance would prefer tokens that are absurd in both prompts (arXiv:2210.15097, Eq. 2)."""
 HeadColumns = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # logps, entropy, ids
 
 
@@ -101,6 +105,55 @@ class HiddenStates:
         triples = [checkpoint(_apply_head, head, *part, top, transform, use_reentrant=False) for part in parts]
         logps_KN, entropy_K, all_KN = (torch.cat(column) for column in zip(*triples, strict=True))
         return TokenLogprobs(logps_KN=logps_KN, entropy_K=entropy_K, ids_KN=all_KN)
+
+
+@torch.no_grad()
+def guided_logprobs(
+    hinted: HiddenStates,
+    plain: HiddenStates,
+    guidance_K: torch.Tensor,
+    *,
+    ids_KN: torch.Tensor | None = None,
+    top: int = 0,
+    floats: int | None = None,
+) -> TokenLogprobs:
+    """Return log-probabilities of the guided teacher for the same K response tokens under both prompts.
+
+    Its logits are h + g · (h - p), with h and p the log-probabilities under the prompts with and without the hint
+    (classifier-free guidance, arXiv:2306.17806, Eq. 7). Where h - p is positive, only plausible tokens get it.
+
+    `guidance_K`: g of each token, at least 0; `ids_KN`, `top`, `floats`: as of `HiddenStates.token_logprobs`. Raises
+    `ValueError` if the response tokens differ.
+    """
+    if not torch.equal(hinted.targets_K, plain.targets_K):
+        raise ValueError("a guided teacher needs the same response under both prompts, got other tokens")
+    vocabulary = int(hinted.head.weight.shape[0]) if isinstance(hinted.head.weight, torch.Tensor) else 1
+    size = max(1, (floats or CHUNK_ELEMENTS) // (2 * vocabulary))
+    wanted_KN = hinted.targets_K.unsqueeze(-1)
+    if ids_KN is not None:
+        wanted_KN = torch.cat([wanted_KN, ids_KN], dim=-1)
+    parts = []
+    for at in range(0, len(wanted_KN), size):
+        chunk = slice(at, at + size)
+        hinted_CV = torch.log_softmax(_plain_logits(hinted, chunk), dim=-1)
+        change_CV = hinted_CV - torch.log_softmax(_plain_logits(plain, chunk), dim=-1)
+        least_C1 = hinted_CV.max(dim=-1, keepdim=True).values + math.log(PLAUSIBLE_SHARE)
+        change_CV = torch.where(hinted_CV >= least_C1, change_CV, change_CV.clamp(max=0))
+        guided_CV = hinted_CV + guidance_K[chunk].to(hinted_CV).unsqueeze(-1) * change_CV
+        parts.append(_gather_logprobs(guided_CV, wanted_KN[chunk], top)[:3])
+    logps_KN, entropy_K, all_KN = (torch.cat(column) for column in zip(*parts, strict=True))
+    return TokenLogprobs(logps_KN=logps_KN, entropy_K=entropy_K, ids_KN=all_KN)
+
+
+def _plain_logits(states: HiddenStates, chunk: slice) -> torch.Tensor:
+    """Return the logits [C, V] of some response tokens at their temperatures, in float32 or wider."""
+    head, hidden_CH, temperature_C = states.head, states.hidden_KH[chunk], states.temperature_K[chunk]
+    transform = states.logit_transform
+    if type(head) is torch.nn.Linear and getattr(head, "bias", None) is None and transform.cap is None:
+        return _chunk_logits(hidden_CH, head.weight, temperature_C * (transform.over / transform.times))
+    logits_CV = head(hidden_CH)
+    wide_CV = logits_CV.to(torch.promote_types(logits_CV.dtype, torch.float32))
+    return transform(wide_CV) / temperature_C.unsqueeze(-1)
 
 
 def _apply_head(head: torch.nn.Module, hidden_CH: torch.Tensor, wanted_CN: torch.Tensor, temperature_C: torch.Tensor,

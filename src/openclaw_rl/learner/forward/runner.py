@@ -324,6 +324,42 @@ class ForwardRunner:
         out = {i: scores for group in groups for i, scores in group.items()}
         return [out[i] for i in range(len(rows))]
 
+    @torch.no_grad()
+    def guided_logprobs(
+        self,
+        hinted: Sequence[TokenSequence],
+        plain: Sequence[TokenSequence],
+        guidance: Sequence[float],
+        *,
+        ids: Sequence[torch.Tensor] | None = None,
+        top: int = 0,
+    ) -> list[tuple[lm_head.TokenLogprobs, lm_head.TokenLogprobs]]:
+        """Return (the plain row's scores, the guided teacher's scores) for each pair of rows with the same response.
+
+        Both rows of a pair are in one pass. `guidance`: of each pair; `ids`, `top`: as of `logprobs`.
+        """
+
+        def score_group(group: list[int], _: float) -> dict[int, tuple[lm_head.TokenLogprobs, lm_head.TokenLogprobs]]:
+            size = len(group)
+            states = self.hidden_states([*(hinted[i] for i in group), *(plain[i] for i in group)])
+            record_progress()
+            hinted_states, plain_states = states.select_rows(range(size)), states.select_rows(range(size, 2 * size))
+            device = states.hidden_KH.device
+            ids_KN = None if ids is None else torch.cat([ids[i] for i in group]).to(device)
+            lengths = torch.tensor(hinted_states.lengths)
+            guidance_K = torch.tensor([guidance[i] for i in group]).repeat_interleave(lengths).to(device)
+            guided = lm_head.guided_logprobs(hinted_states, plain_states, guidance_K, ids_KN=ids_KN, top=top)
+            unguided = plain_states.token_logprobs(ids_KN=ids_KN, top=top)
+            pairs = zip(
+                unguided.split_rows(plain_states.lengths), guided.split_rows(hinted_states.lengths), strict=True
+            )
+            return dict(zip(group, pairs, strict=True))
+
+        kind = dict[int, tuple[lm_head.TokenLogprobs, lm_head.TokenLogprobs]]
+        groups = self.map_groups(hinted, score_group, kind)
+        out = {i: pair for group in groups for i, pair in group.items()}
+        return [out[i] for i in range(len(hinted))]
+
 
 def _trial_rows(text: Any) -> list[TokenSequence]:
     """Return short branches near the root, which show a state that leaks from one branch into the next."""
