@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from openclaw_rl.learner.forward.lm_head import PLAUSIBLE_SHARE, HiddenStates, guided_logprobs
+from openclaw_rl.learner.forward.lm_head import PLAUSIBLE_SHARE, HiddenStates, guided_scores
 from openclaw_rl.learner.trainer import LocalTrainer
-from openclaw_rl.methods.types import Sample
+from openclaw_rl.methods.types import LessonGap, Sample
+from openclaw_rl.practice.session import missing_share
 
 Make = Callable[..., LocalTrainer]
 Draw = Callable[..., list[Sample]]
@@ -44,7 +45,7 @@ def test_the_teacher_of_practice_is_guided_and_others_are_not(trainer: Make, dra
     """In one batch: guided rows, rows with a hint alone, and rows without a hint."""
     made = trainer("combine", **WIDE, topk=7, micro_tokens=micro_tokens)
     samples = [
-        replace(sample, hinted_prompts=HINTED_PROMPT if number % 3 else (), guidance=(0.0, 0.0, 1.5)[number % 3])
+        replace(sample, hinted_prompts=HINTED_PROMPT if number % 3 else (), guidance=(None, None, 1.5)[number % 3])
         for number, sample in enumerate(draw(made, 3))
     ]
     batch, _ = made._scorer.score_batch(samples, made._method_for(samples))
@@ -57,7 +58,7 @@ def test_the_teacher_of_practice_is_guided_and_others_are_not(trainer: Make, dra
             assert batch.teachers[i] == []
             continue
         hinted = base_distribution(made, HINTED_PROMPT[0], sample)
-        expected = guided_distribution(hinted, plain, sample.guidance)
+        expected = hinted if sample.guidance is None else guided_distribution(hinted, plain, sample.guidance)
         torch.testing.assert_close(batch.teachers[i][0].double(), expected.gather(-1, own)[:, 0], atol=1e-4, rtol=0)
 
 
@@ -77,13 +78,12 @@ def test_guidance_of_zero_is_the_hinted_model_and_more_of_it_is_further_from_the
     plain_KV = plain.token_logprobs(ids_KN=every).logps_KN[:, 1:]
     distances = []
     for guidance in (0.0, 0.5, 1.0, 2.0):
-        guided_KV = guided_logprobs(hinted, plain, torch.full((30,), guidance), ids_KN=every, floats=240).logps_KN[
-            :, 1:
-        ]
+        guided = guided_scores(hinted, plain, torch.full((30,), guidance), ids_KN=every, floats=240)
+        guided_KV = guided.teacher.logps_KN[:, 1:]
         torch.testing.assert_close(guided_KV.exp().sum(-1), torch.ones(30, dtype=torch.float64))
         distances.append((guided_KV.exp() * (guided_KV - plain_KV)).sum(-1).mean().item())
     torch.testing.assert_close(
-        guided_logprobs(hinted, plain, torch.zeros(30), ids_KN=every).logps_KN,
+        guided_scores(hinted, plain, torch.zeros(30), ids_KN=every).teacher.logps_KN,
         hinted.token_logprobs(ids_KN=every).logps_KN,
     )
     assert distances == sorted(distances)
@@ -103,15 +103,37 @@ def test_two_responses_have_no_guided_teacher() -> None:
         for targets in ([1, 2], [1, 3])
     )
     with pytest.raises(ValueError, match="the same response under both prompts"):
-        guided_logprobs(one, other, torch.ones(2))
+        guided_scores(one, other, torch.ones(2))
 
 
-def test_the_divergence_of_a_lesson_is_to_the_guided_teacher(trainer: Make, draw: Draw, tmp_path: Path) -> None:
-    """It decides when a lesson is learned, so it is measured against what is taught."""
-    made = trainer("combine", **WIDE, topk=7)
+def test_the_gap_of_a_lesson_is_whole_at_the_base_and_falls_as_it_is_learned(
+    trainer: Make, draw: Draw, tmp_path: Path
+) -> None:
+    """Against the definition, over the whole vocabulary."""
+    made = trainer("combine", **WIDE, topk=60, learning_rate=1e-2, kl_coef=0.0)
     drawn = draw(made, 3, reward=None, hinted_prompts=HINTED_PROMPT)
-    samples = [replace(sample, from_teacher=number % 2 == 0) for number, sample in enumerate(drawn)]
-    far = made.step([replace(sample, guidance=2.0) for sample in samples], str(tmp_path / "guided"))
-    made.load(folder=None, memory={})
-    near = made.step(samples, str(tmp_path / "plain"))
-    assert sum(far.divergence.values()) > sum(near.divergence.values()) > 0
+    samples = [
+        replace(sample, from_teacher=number % 2 == 0, guidance=1.0, temperature=1.0)
+        for number, sample in enumerate(drawn)
+    ]
+    shares = []
+    for number in range(12):
+        step = made.step(samples, str(tmp_path / str(number)))
+        assert step.lesson_gaps.keys() == {sample.turn for sample in samples}
+        shares.append(missing_share(list(step.lesson_gaps.values())))
+        if number == 0:
+            for sample in samples:
+                plain = base_distribution(made, sample.prompt_ids, sample)
+                hinted = base_distribution(made, HINTED_PROMPT[0], sample)
+                teacher = guided_distribution(hinted, plain, 1.0)
+                mask = torch.from_numpy(sample.mask.astype(bool))
+                effect = ((teacher.exp() - plain.exp()) * (hinted - plain)).sum(-1)[mask].sum().item()
+                assert step.lesson_gaps[sample.turn].effect == pytest.approx(effect, rel=1e-3, abs=1e-3)
+    assert shares[0] == pytest.approx(1.0, abs=1e-3)
+    assert shares[-1] < 0.7 * shares[0]
+
+
+def test_a_lesson_without_an_effect_is_missing_nothing() -> None:
+    assert missing_share([]) == 0.0
+    assert missing_share([LessonGap(missing=0.0, effect=0.0)]) == 0.0
+    assert missing_share([LessonGap(missing=1.0, effect=2.0), LessonGap(missing=0.0, effect=2.0)]) == 0.25

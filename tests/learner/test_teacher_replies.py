@@ -59,12 +59,16 @@ def test_the_loss_is_the_forward_kl_on_the_teachers_replies(
     result = made.step(batch, str(tmp_path / "out"))
     length = float(np.mean([s.mask.sum() for s in batch]))
     told = [i for i, s in enumerate(batch) if s.from_teacher]
-    total = sum(
-        top_divergence(reference, rows[i][0][t], rows[i][1][t], "forward", rows[i][1][t])
+    means = [
+        np.mean(
+            [
+                top_divergence(reference, rows[i][0][t], rows[i][1][t], "forward", rows[i][1][t])
+                for t in np.flatnonzero(batch[i].mask)
+            ]
+        )
         for i in told
-        for t in np.flatnonzero(batch[i].mask)
-    )
-    assert result.metrics["loss/teacher_replies"] == pytest.approx(total / (len(told) * length), rel=1e-4)
+    ]
+    assert result.metrics["loss/teacher_replies"] == pytest.approx(np.mean(means), rel=1e-4)
     own = result.metrics[f"loss/{'opd' if method == 'combine' else method}"]
     assert result.metrics["loss/total"] == pytest.approx(own + result.metrics["loss/teacher_replies"], rel=1e-6)
     alone = trainer(method, **WIDE, topk=TOP, kl_coef=0.0)
@@ -179,7 +183,7 @@ def test_a_sure_policy_comes_back_by_the_teachers_replies_alone(trainer: Make, f
     wide = {"max_gap": 9.0, "max_batch_gap": 9.0, "max_step_kl": 0.1, "kl_coef": 0.0, "clip_grad": 10.0}
     policy = OneToken(trainer("opd", four, **wide, learning_rate=2e-2, lora={"rank": 4}, topk=3), tmp_path)
     first, second = policy.hints
-    assert policy.follow(first, 40, teacher=4) > 0.999
+    assert policy.follow(first, 40, teacher=4) > 0.99
     assert policy.follow(second, 5, teacher=0) < 0.01
     assert policy.follow(second, 8, teacher=4) > 0.5
 

@@ -5,11 +5,12 @@ Shapes: B samples, R response tokens of one sample, N vocabulary tokens at each 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
-from openclaw_rl.learner.forward.lm_head import TokenLogprobs
+from openclaw_rl.learner.forward.lm_head import GuidedScores, TokenLogprobs
 from openclaw_rl.learner.forward.packing import TokenSequence
 from openclaw_rl.learner.forward.runner import ForwardRunner
 from openclaw_rl.learner.loss import scored_batch as scored
@@ -20,6 +21,14 @@ from openclaw_rl.learner.model.weights import PolicyWeights
 from openclaw_rl.learner.staleness import drop_stale
 from openclaw_rl.methods.types import CreditMethod, Sample
 from openclaw_rl.settings.load import TrainConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _GuidedRow:
+    """Scores of a sample of practice under its plain prompt, and under the guided teacher."""
+
+    plain: TokenLogprobs
+    scores: GuidedScores
 
 
 class PolicyScorer:
@@ -64,8 +73,8 @@ class PolicyScorer:
         )
         rows, samples, student = [rows[i] for i in kept], [samples[i] for i in kept], [student[i] for i in kept]
         hinted = scored.hinted_sequences(samples, times=times) if method.uses_hints else []
-        guidance = [sample.guidance for sample in samples]
-        base, hinted_scores = self._base_and_teacher(rows, hinted, student, method.topk_size, guidance)
+        guided = self._score_guided(samples, hinted, student, method.topk_size)
+        base, hinted_scores = self._base_and_teacher(rows, hinted, student, method.topk_size, guided)
         teachers: list[list[TokenLogprobs]] = [[] for _ in samples]
         for (i, _), scores in zip(hinted, hinted_scores, strict=True):
             teachers[i].append(scores)
@@ -81,6 +90,9 @@ class PolicyScorer:
             teacher_entropy=[[t.entropy_K for t in of] for of in teachers],
             tops=[scored.topk_scores(o, of) for o, of in pairs] if method.topk_size else [],
             reused_forward=reused.select_rows(kept) if reused and kept else None,
+            lesson_gaps={
+                i: scored.lesson_gap(samples[i], student[i], row.plain, row.scores) for i, row in guided.items()
+            },
         ), dropped
 
     def _score_before_step(
@@ -113,63 +125,60 @@ class PolicyScorer:
 
     def _base_and_teacher(
         self,
-        rows: list[TokenSequence],
+        rows: Sequence[TokenSequence],
         hinted: Sequence[tuple[int, TokenSequence]],
         student: Sequence[TokenLogprobs],
         top: int,
-        guidance: Sequence[float],
+        guided: Mapping[int, _GuidedRow],
     ) -> tuple[list[TokenLogprobs], list[TokenLogprobs]]:
         """Return (base on the plain rows, teacher on the hinted rows); one tree if the base is the teacher.
 
-        With `top`, the teacher also scores the student's most likely tokens and returns its own. `guidance`: of the
-        teacher, by row.
+        With `top`, the teacher also scores the student's most likely tokens and returns its own. Rows in `guided` are
+        not scored again.
         """
-        prompts = [row for _, row in hinted]
-        ids = [student[i].ids_KN[:, 1:] for i, _ in hinted]
-        guided = {place for place, (i, _) in enumerate(hinted) if guidance[i] > 0}
-        pairs = self._guided_pairs(rows, [(*hinted[place], ids[place]) for place in sorted(guided)], top, guidance)
-        guided_scores = dict(zip(sorted(guided), (teacher for _, teacher in pairs), strict=True))
-        others = [place for place in range(len(hinted)) if place not in guided]
+        others = [(i, row) for i, row in hinted if i not in guided]
+        plain = [i for i in range(len(rows)) if i not in guided or self._ema_teacher is not None]
+        prompts, ids = [row for _, row in others], [student[i].ids_KN[:, 1:] for i, _ in others]
         if self._ema_teacher is not None:
             base = self.base_logprobs(rows)
-            teacher = self._teacher_logprobs([prompts[p] for p in others], [ids[p] for p in others], top)
+            teacher = self._teacher_logprobs(prompts, ids, top)
         else:
-            base_of_pairs = dict(
-                zip((hinted[place][0] for place in sorted(guided)), (b for b, _ in pairs), strict=True)
-            )
-            plain = [i for i in range(len(rows)) if i not in base_of_pairs]
-            whole = [student[i].ids_KN[:, 1:] for i in plain] + [ids[p] for p in others]
+            whole = [student[i].ids_KN[:, 1:] for i in plain] + ids
             scores = self.base_logprobs(
-                [*(rows[i] for i in plain), *(prompts[p] for p in others)],
-                ids=whole if top and hinted else None,
-                top=top if hinted else 0,
+                [*(rows[i] for i in plain), *prompts],
+                ids=whole if top and others else None,
+                top=top if others else 0,
             )
-            base_by_row = dict(zip(plain, scores, strict=False)) | base_of_pairs
-            base = [base_by_row[i] for i in range(len(rows))]
-            teacher = scores[len(plain) :]
-        teacher_by_place = dict(zip(others, teacher, strict=True)) | guided_scores
-        return base, [teacher_by_place[place] for place in range(len(hinted))]
+            base, teacher = scores[: len(plain)], scores[len(plain) :]
+        base_by_row = {i: row.plain for i, row in guided.items()} | dict(zip(plain, base, strict=True))
+        rest = iter(teacher)
+        all_teachers = [guided[i].scores.teacher if i in guided else next(rest) for i, _ in hinted]
+        return [base_by_row[i] for i in range(len(rows))], all_teachers
 
-    def _guided_pairs(
-        self,
-        rows: Sequence[TokenSequence],
-        hinted: Sequence[tuple[int, TokenSequence, torch.Tensor]],
+    def _score_guided(
+        self, samples: Sequence[Sample], hinted: Sequence[tuple[int, TokenSequence]], student: Sequence[TokenLogprobs],
         top: int,
-        guidance: Sequence[float],
-    ) -> list[tuple[TokenLogprobs, TokenLogprobs]]:
-        """Return (the plain row's scores, the guided teacher's scores) for each (row number, hinted row, top ids).
+    ) -> dict[int, _GuidedRow]:  # fmt: skip
+        """Return the scores of the samples of practice, by row number.
 
         The teacher is the EMA teacher if there is one, else the base; the plain row is scored by the same model.
         """
-        if not hinted:
-            return []
-        numbers, prompts, ids = zip(*hinted, strict=True)
+        guidance = {i: samples[i].guidance for i, _ in hinted}
+        places = [(i, row, of) for i, row in hinted if (of := guidance[i]) is not None]
+        if not places:
+            return {}
+        plain = [scored.plain_sequence(samples[i]) for i, _, _ in places]
+        ids = [student[i].ids_KN[:, 1:] for i, _, _ in places]
         model = self._weights.using_base() if self._ema_teacher is None else self._ema_teacher.swapped_in()
         with model:
             self._weights.model.eval()
-            return self._runner.guided_logprobs(
-                prompts, [rows[i] for i in numbers], [guidance[i] for i in numbers], ids=ids if top else None, top=top
+            pairs = self._runner.guided_scores(
+                [row for _, row, _ in places], plain, [of for _, _, of in places], ids=ids if top else None, top=top
             )
+        return {
+            i: _GuidedRow(plain=plain_scores, scores=scores)
+            for (i, _, _), (plain_scores, scores) in zip(places, pairs, strict=True)
+        }
 
     def _teacher_logprobs(
         self, rows: Sequence[TokenSequence], ids: Sequence[torch.Tensor], top: int

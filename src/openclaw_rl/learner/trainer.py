@@ -184,7 +184,7 @@ class LocalTrainer:
             self._rate_scale,
             kept=moved["step/scale"],
             moved=moved["kl/step"],
-            bound=self._train.safety.max_step_kl,
+            bound=moved["step/bound"],
         )
         metrics = epoch_metrics(epochs, terms) | moved
         metrics |= self._scorer.update_teacher(batch.samples)
@@ -210,7 +210,7 @@ class LocalTrainer:
             metrics=metrics,
             memory=dict(self._method_state),
             dropped=dropped,
-            divergence=batch.teacher_divergences(),
+            lesson_gaps=batch.gaps_by_turn(),
             credit=credit_by_token(terms, evidence),
         )
 
@@ -313,12 +313,14 @@ class LocalTrainer:
         turns = len({batch.samples[i].turn for i in members})
         members = [i for i in members if not batch.samples[i].from_teacher] or members
         scale, rows = 1.0, [batch.rows[i] for i in members]
+        is_practice = any(sample.guidance is not None for sample in batch.samples)
+        bound = self._train.safety.max_practice_kl if is_practice else self._train.safety.max_step_kl
         metrics = self._policy_metrics(batch, members, rows)
-        while not metrics["kl/step"] <= self._train.safety.max_step_kl and scale > MIN_STEP_SCALE:
+        while not metrics["kl/step"] <= bound and scale > MIN_STEP_SCALE:
             scale /= 2
             self._optimizer.step_back_half(snapshot)
             metrics = self._policy_metrics(batch, members, rows)
-        return metrics | {"step/scale": scale, "turns": float(turns)}
+        return metrics | {"step/scale": scale, "step/bound": bound, "turns": float(turns)}
 
     def _policy_metrics(
         self, batch: ScoredBatch, members: Sequence[int], rows: Sequence[TokenSequence]

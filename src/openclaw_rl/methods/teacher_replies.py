@@ -65,10 +65,12 @@ def _sampled_advantages(logp: Logprobs, hinted: Sequence[Logprobs]) -> FloatArra
 class TeacherReplies(CreditMethod):
     """The terms of `method` on the policy's own replies, and the forward KL on those that a teacher sampled or guides.
 
-    The term on the teacher's replies is E_{y~T} sum_t KL(T_t || pi_t), T the frozen base under the hinted prompt, over
-    the teacher's `top` tokens and the tail; an importance ratio does not occur in it. A guided teacher is far from the
-    policy on the policy's own replies, too: nearly every sampled token then has the lowest advantage, which says what
-    to avoid and not what to do. So these replies have the same term, over all likely tokens of the teacher.
+    The term on the teacher's replies is E_{y~T} mean_t KL(T_t || pi_t), T the frozen base under the hinted prompt, over
+    the teacher's `top` tokens and the tail; an importance ratio does not occur in it. Each reply counts the same: a
+    policy that has learned to be brief would else learn most from the long replies to contrasts.
+
+    A guided teacher is far from the policy on the policy's own replies, too: nearly every sampled token then has the
+    lowest advantage, which says what to avoid and not what to do. So these replies have the same term.
     """
 
     uses_hints = True
@@ -79,7 +81,13 @@ class TeacherReplies(CreditMethod):
         self._teacher_term: TeacherTerm = SampledTeacherTerm()
         if top:
             self._teacher_term = TopKDistillation(
-                name="teacher_replies", of="teacher", top=top, divergence="forward", cap=1.0, hint_choice="overlap"
+                name="teacher_replies",
+                of="teacher",
+                top=top,
+                divergence="forward",
+                cap=1.0,
+                hint_choice="overlap",
+                per_reply=True,
             )
 
     def loss_terms(self, evidence: BatchLogprobs, memory: Mapping[str, Any]) -> tuple[AnyTerm, ...]:
@@ -93,8 +101,8 @@ class TeacherReplies(CreditMethod):
 
 
 def follows_teacher(sample: Sample) -> bool:
-    """Return whether a sample has the term of the teacher's replies: the teacher sampled it, or guides it."""
-    return sample.from_teacher or sample.guidance > 0
+    """Return whether a sample has the term of the teacher's replies: the teacher sampled it, or it is of practice."""
+    return sample.from_teacher or sample.guidance is not None
 
 
 def _without_signal(evidence: BatchLogprobs, *, of_teacher: bool) -> BatchLogprobs:

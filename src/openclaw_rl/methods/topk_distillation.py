@@ -53,8 +53,12 @@ class TopKDistillation(CreditMethod):
         divergence: Divergence,
         cap: float,
         hint_choice: HintChoice,
+        per_reply: bool = False,
     ) -> None:
-        """`top`: N. Raises `ValueError` for a mixture of teachers over the teacher's top tokens."""
+        """`top`: N; `per_reply`: see `DistillTerm`.
+
+        Raises `ValueError` for a mixture of teachers over the teacher's top tokens.
+        """
         if of == "teacher" and hint_choice == "mixture":
             raise ValueError(
                 "train.distill.hint_choice mixture: each hinted teacher has likeliest tokens of its own, and there is "
@@ -62,6 +66,7 @@ class TopKDistillation(CreditMethod):
             )
         self.topk_size, self._name, self._topk_source = top, name, of
         self._divergence, self._ratio_clip, self._hint_choice = divergence, cap, hint_choice
+        self._per_reply = per_reply
 
     def loss_terms(self, evidence: BatchLogprobs, memory: Mapping[str, Any]) -> tuple[DistillTerm, ...]:
         """Return one term over the samples with hints."""
@@ -79,6 +84,7 @@ class TopKDistillation(CreditMethod):
                 masks=tuple(s.mask & (part is not None) for s, part in pairs),
                 divergence=self._divergence,
                 ratio_clip=self._ratio_clip,
+                per_reply=self._per_reply,
                 has_gradient=any(part.has_gradient for part in parts if part),
                 metrics=_mean_metrics([part for part in parts if part]),
             ),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +39,7 @@ class Sample:
     on_policy: bool = False  # sampled by the version that the step starts from
     replay: bool = False  # an ancestor of the new version was trained on it
     from_teacher: bool = False  # sampled under a prompt with a hint, not under `prompt_ids`: no importance ratio
-    guidance: float = 0.0  # how much more the teacher follows the hint than its prompt alone makes it; 0: not more
+    guidance: float | None = None  # of practice: how much more the teacher follows the hint than its prompt makes it
     episode: EpisodeStep | None = None  # its place in a group of episodes; None: a conversation
 
     def __post_init__(self) -> None:
@@ -138,9 +138,20 @@ class DistillTerm(LossTerm):
     divergence: Divergence
     ratio_clip: float  # upper bound of the importance ratio (trained / sampling policy) that weights a position
     has_gradient: bool  # the teacher differs from the student
+    per_reply: bool = False  # the mean over the replies of their means per token, so that long ones do not weigh more
 
 
 AnyTerm = PolicyGradientTerm | DistillTerm
+
+
+class LessonGap(NamedTuple):
+    """How far a policy is from what a lesson asks for, over the trainable tokens of one reply, in nats.
+
+    `missing` is 0 for the teacher, and equal to `effect` for a policy that the lesson has not changed.
+    """
+
+    missing: float
+    effect: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +164,7 @@ class StepResult:
     metrics: Mapping[str, float]
     memory: Mapping[str, Any]
     dropped: Mapping[str, str] = field(default_factory=dict)  # turn id -> why it had no gradient
-    divergence: Mapping[str, float] = field(default_factory=dict)  # turn id -> KL(policy || teacher) before the step
+    lesson_gaps: Mapping[str, LessonGap] = field(default_factory=dict)  # turn id of practice -> before the step
     credit: Mapping[str, Credit] = field(default_factory=dict)  # turn id -> [R], see `token_credit`
 
 

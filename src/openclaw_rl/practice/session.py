@@ -17,6 +17,7 @@ import numpy as np
 from sqlalchemy import Connection
 
 from openclaw_rl.gates.reply_source import BrokenVersion, GateReply, NoGateway, RepliesDelayed, ReplyOrder, ReplySource
+from openclaw_rl.methods.types import LessonGap
 from openclaw_rl.practice.budget import waiting_reason
 from openclaw_rl.practice.plan import PracticePlan, plan_practice, quote_lessons
 from openclaw_rl.practice.prompts import MAX_REPLY_TOKENS, PracticePrompt, PromptSelector
@@ -103,6 +104,12 @@ class _Round:
             temperature=_practice_temperature(prompt.exchange.request.sampling.temperature),
             seed=self.seed + place,
         )
+
+
+def missing_share(gaps: Sequence[LessonGap]) -> float:
+    """Return the share of a lesson's effect that is missing in the policy, 0 or more; 0 for one without an effect."""
+    effect = sum(gap.effect for gap in gaps)
+    return max(0.0, sum(gap.missing for gap in gaps) / effect) if effect > 0 else 0.0
 
 
 def _practice_temperature(asked: float) -> float:
@@ -325,20 +332,20 @@ class PracticeSession:
             finished_at=ended,
         )
 
-    def record_divergences(self, conn: Connection, head: Policy, divergences: Mapping[str, float]) -> None:
+    def record_divergences(self, conn: Connection, head: Policy, gaps: Mapping[str, LessonGap]) -> None:
         """Store the divergence of each practised lesson from `head`, and whether it is learned, or no longer.
 
-        `divergences`: by turn, KL(head || teacher) in nats per token.
+        The divergence is the share of the lesson's effect on the teacher that is missing in the head. `gaps`: by turn.
         """
         line, bound = policies.lineage(conn, head.version), self._settings.max_divergence
-        gone = turn_states.taken_back(conn, list(divergences))  # of a lesson that was edited or forgotten meanwhile
-        others = practice_turns.contrast_turns(conn, divergences.keys())
-        turns_by_lesson = practice_turns.lessons_of_practice(conn, divergences.keys() - {*gone, *others})
+        gone = turn_states.taken_back(conn, list(gaps))  # of a lesson that was edited or forgotten meanwhile
+        others = practice_turns.contrast_turns(conn, gaps.keys())
+        turns_by_lesson = practice_turns.lessons_of_practice(conn, gaps.keys() - {*gone, *others})
         linked = (lessons.get(conn, id_) for id_ in turns_by_lesson)
         found = [lesson for lesson in linked if lesson is not None and lesson.is_practised]
         active = [lesson for lesson in found if lesson.state is LessonState.ACTIVE]
         for lesson in active or found:  # beside an active lesson, the divergence says nothing about a learned one
-            value = float(np.mean([divergences[turn] for turn in turns_by_lesson[lesson.id]]))
+            value = missing_share([gaps[turn] for turn in turns_by_lesson[lesson.id]])
             lessons.record_divergence(conn, lesson.id, head.version, value, at=self._clock())
             newest = practice_turns.newest_divergences(conn, lesson.id, line, limit=AVERAGED_STEPS)
             mean = float(np.mean(newest))

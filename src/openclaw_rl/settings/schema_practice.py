@@ -40,10 +40,11 @@ class PracticeConfig(Section):
         "(1 + guidance) times those with the lessons less guidance times those without; 0: no more",
     )
     max_divergence: float = Field(
-        0.02,
+        0.1,
         gt=0,
-        description="KL(policy, base with the lessons) in nats per token, the mean of two steps, below which a lesson "
-        "is learned: practice on it ends",
+        lt=1,
+        description="share of a lesson's effect on the teacher that is missing in the policy, the mean of two steps, "
+        "below which the lesson is learned: practice on it ends",
     )
     step_limit: int = Field(
         24,

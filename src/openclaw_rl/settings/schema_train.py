@@ -194,6 +194,11 @@ class TrainSafetyConfig(Section):
     max_step_kl: float = Field(
         0.003, gt=0, description="trust region: a step that moves the policy further (k2, nats per token) is halved"
     )
+    max_practice_kl: float = Field(
+        0.01,
+        gt=0,
+        description="the same for a step of practice, whose credit is that of many replies and over all likely tokens",
+    )
     gate_grad_norm: float = Field(100.0, gt=0, description="gradient norm above which a step is rejected")
     gate_kl: float = Field(5.0, gt=0, description="mean KL to the base, in nats per token, above which it is rejected")
     gate_entropy: float = Field(

@@ -374,7 +374,7 @@ class TrainLoop:
             turns.mark_untrainable(conn, step.untrainable_turns(reason))
             self._ledger.end_batch(conn)
             if self._practice is not None:
-                self._practice.record_divergences(conn, step.head, step.result.divergence)
+                self._practice.record_divergences(conn, step.head, step.result.lesson_gaps)
         self._replays.mark_unfit(s.turn for s in step.left_out if s.replay)
         self._drop_counts.clear()
         if reason:

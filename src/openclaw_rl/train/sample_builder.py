@@ -119,10 +119,10 @@ class SampleBuilder:
         except (ValueError, RequestError) as error:  # a broken engine recorded bad values: only the turn is dropped
             return str(error)
 
-    def _teacher_guidance(self, request: Request) -> float:
+    def _teacher_guidance(self, request: Request) -> float | None:
         """Return the guidance of the teacher: of practice, but not of contrasts, whose prompt the policy reads, too."""
         if request.kind is not Kind.PRACTICE or request.origin is Origin.CONTRAST:
-            return 0.0
+            return None
         return self.guidance
 
     def _no_episode_reason(self, item: JudgedTurn) -> str | None:

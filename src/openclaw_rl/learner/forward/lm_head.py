@@ -107,8 +107,31 @@ class HiddenStates:
         return TokenLogprobs(logps_KN=logps_KN, entropy_K=entropy_K, ids_KN=all_KN)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuidedScores:
+    """Scores of K response tokens under the guided teacher, and what the hint prefers at each position.
+
+    The preference of a token is h - p, its log-probability with the hint less that without it, in nats.
+    """
+
+    teacher: TokenLogprobs
+    preferences_KN: torch.Tensor  # of the tokens `teacher.ids_KN`, then of all others together as one tail
+    teacher_K: torch.Tensor  # mean preference under the guided teacher
+    plain_K: torch.Tensor  # and under the model without the hint: 0 or less
+
+    def split_rows(self, lengths: Sequence[int]) -> list[GuidedScores]:
+        """Split into one entry per row, on the CPU."""
+        columns = (self.preferences_KN, self.teacher_K, self.plain_K)
+        parts = zip(*(torch.split(column.cpu(), list(lengths)) for column in columns), strict=True)
+        rows = zip(self.teacher.split_rows(lengths), parts, strict=True)
+        return [
+            GuidedScores(teacher=teacher, preferences_KN=preferences, teacher_K=of_teacher, plain_K=of_plain)
+            for teacher, (preferences, of_teacher, of_plain) in rows
+        ]
+
+
 @torch.no_grad()
-def guided_logprobs(
+def guided_scores(
     hinted: HiddenStates,
     plain: HiddenStates,
     guidance_K: torch.Tensor,
@@ -116,8 +139,8 @@ def guided_logprobs(
     ids_KN: torch.Tensor | None = None,
     top: int = 0,
     floats: int | None = None,
-) -> TokenLogprobs:
-    """Return log-probabilities of the guided teacher for the same K response tokens under both prompts.
+) -> GuidedScores:
+    """Return the scores of the guided teacher for the same K response tokens under both prompts.
 
     Its logits are h + g · (h - p), with h and p the log-probabilities under the prompts with and without the hint
     (classifier-free guidance, arXiv:2306.17806, Eq. 7). Where h - p is positive, only plausible tokens get it.
@@ -136,13 +159,35 @@ def guided_logprobs(
     for at in range(0, len(wanted_KN), size):
         chunk = slice(at, at + size)
         hinted_CV = torch.log_softmax(_plain_logits(hinted, chunk), dim=-1)
-        change_CV = hinted_CV - torch.log_softmax(_plain_logits(plain, chunk), dim=-1)
-        least_C1 = hinted_CV.max(dim=-1, keepdim=True).values + math.log(PLAUSIBLE_SHARE)
-        change_CV = torch.where(hinted_CV >= least_C1, change_CV, change_CV.clamp(max=0))
-        guided_CV = hinted_CV + guidance_K[chunk].to(hinted_CV).unsqueeze(-1) * change_CV
-        parts.append(_gather_logprobs(guided_CV, wanted_KN[chunk], top)[:3])
-    logps_KN, entropy_K, all_KN = (torch.cat(column) for column in zip(*parts, strict=True))
-    return TokenLogprobs(logps_KN=logps_KN, entropy_K=entropy_K, ids_KN=all_KN)
+        plain_CV = torch.log_softmax(_plain_logits(plain, chunk), dim=-1)
+        parts.append(_guided_columns(hinted_CV, plain_CV, guidance_K[chunk].to(hinted_CV), wanted_KN[chunk], top))
+    logps_KN, entropy_K, all_KN, preferences_KN, teacher_K, plain_K = (
+        torch.cat(column) for column in zip(*parts, strict=True)
+    )
+    return GuidedScores(
+        teacher=TokenLogprobs(logps_KN=logps_KN, entropy_K=entropy_K, ids_KN=all_KN),
+        preferences_KN=preferences_KN,
+        teacher_K=teacher_K,
+        plain_K=plain_K,
+    )
+
+
+def _guided_columns(
+    hinted_CV: torch.Tensor, plain_CV: torch.Tensor, guidance_C: torch.Tensor, wanted_CN: torch.Tensor, top: int
+) -> tuple[torch.Tensor, ...]:
+    """Return (logps_CN, entropy_C, ids_CN) of the guided teacher, and the columns of `GuidedScores` after it."""
+    preference_CV = hinted_CV - plain_CV
+    least_C1 = hinted_CV.max(dim=-1, keepdim=True).values + math.log(PLAUSIBLE_SHARE)
+    change_CV = torch.where(hinted_CV >= least_C1, preference_CV, preference_CV.clamp(max=0))
+    guided_CV = torch.log_softmax(hinted_CV + guidance_C.unsqueeze(-1) * change_CV, dim=-1)
+    logps_CN, entropy_C, ids_CN, _ = _gather_logprobs(guided_CV, wanted_CN, top)
+    rest_CV = torch.ones_like(preference_CV, dtype=torch.bool).scatter_(-1, ids_CN, False)
+    tails = [torch.logsumexp(logp_CV.masked_fill(~rest_CV, -math.inf), -1) for logp_CV in (hinted_CV, plain_CV)]
+    tail_C = (tails[0] - tails[1]).nan_to_num(0.0)
+    preferences_CN = torch.cat([preference_CV.gather(-1, ids_CN), tail_C.unsqueeze(-1)], dim=-1)
+    teacher_C = (guided_CV.exp() * preference_CV).sum(-1)
+    plain_C = (plain_CV.exp() * preference_CV).sum(-1)
+    return logps_CN, entropy_C, ids_CN, preferences_CN, teacher_C, plain_C
 
 
 def _plain_logits(states: HiddenStates, chunk: slice) -> torch.Tensor:

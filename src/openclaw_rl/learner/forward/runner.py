@@ -325,7 +325,7 @@ class ForwardRunner:
         return [out[i] for i in range(len(rows))]
 
     @torch.no_grad()
-    def guided_logprobs(
+    def guided_scores(
         self,
         hinted: Sequence[TokenSequence],
         plain: Sequence[TokenSequence],
@@ -333,29 +333,26 @@ class ForwardRunner:
         *,
         ids: Sequence[torch.Tensor] | None = None,
         top: int = 0,
-    ) -> list[tuple[lm_head.TokenLogprobs, lm_head.TokenLogprobs]]:
-        """Return (the plain row's scores, the guided teacher's scores) for each pair of rows with the same response.
+    ) -> list[tuple[lm_head.TokenLogprobs, lm_head.GuidedScores]]:
+        """Return (the plain row's scores, those of the guided teacher) for each pair of rows with the same response.
 
         Both rows of a pair are in one pass. `guidance`: of each pair; `ids`, `top`: as of `logprobs`.
         """
+        kind = dict[int, tuple[lm_head.TokenLogprobs, lm_head.GuidedScores]]
 
-        def score_group(group: list[int], _: float) -> dict[int, tuple[lm_head.TokenLogprobs, lm_head.TokenLogprobs]]:
+        def score_group(group: list[int], _: float) -> dict[int, tuple[lm_head.TokenLogprobs, lm_head.GuidedScores]]:
             size = len(group)
             states = self.hidden_states([*(hinted[i] for i in group), *(plain[i] for i in group)])
             record_progress()
             hinted_states, plain_states = states.select_rows(range(size)), states.select_rows(range(size, 2 * size))
-            device = states.hidden_KH.device
+            device, lengths = states.hidden_KH.device, plain_states.lengths
             ids_KN = None if ids is None else torch.cat([ids[i] for i in group]).to(device)
-            lengths = torch.tensor(hinted_states.lengths)
-            guidance_K = torch.tensor([guidance[i] for i in group]).repeat_interleave(lengths).to(device)
-            guided = lm_head.guided_logprobs(hinted_states, plain_states, guidance_K, ids_KN=ids_KN, top=top)
+            guidance_K = torch.tensor([guidance[i] for i in group]).repeat_interleave(torch.tensor(lengths)).to(device)
+            guided = lm_head.guided_scores(hinted_states, plain_states, guidance_K, ids_KN=ids_KN, top=top)
             unguided = plain_states.token_logprobs(ids_KN=ids_KN, top=top)
-            pairs = zip(
-                unguided.split_rows(plain_states.lengths), guided.split_rows(hinted_states.lengths), strict=True
-            )
+            pairs = zip(unguided.split_rows(lengths), guided.split_rows(lengths), strict=True)
             return dict(zip(group, pairs, strict=True))
 
-        kind = dict[int, tuple[lm_head.TokenLogprobs, lm_head.TokenLogprobs]]
         groups = self.map_groups(hinted, score_group, kind)
         out = {i: pair for group in groups for i, pair in group.items()}
         return [out[i] for i in range(len(hinted))]

@@ -66,6 +66,8 @@ def term_slices(
             student_KN = logps_KN[:, column : column + top.shape[1]]
             column += top.shape[1]
             divergence_K = divergence(student_KN, torch.from_numpy(top).to(logps_KN), term.divergence)
+            if term.per_reply:
+                divergence_K = divergence_K * _reply_weights(term, indices, length_ema).to(divergence_K)
         else:
             advantages_K = torch.from_numpy(np.concatenate([term.advantages[i] for i in indices])).to(logps_KN)
         out.append(
@@ -80,6 +82,12 @@ def term_slices(
             )
         )
     return out
+
+
+def _reply_weights(term: DistillTerm, indices: Sequence[int], length_ema: float) -> torch.Tensor:
+    """Return [K] weights with which a sum over tokens divided by `length_ema` is the mean per token of each reply."""
+    masks = [torch.from_numpy(term.masks[i]) for i in indices]
+    return torch.cat([torch.full((len(mask),), length_ema / max(1, int(mask.sum()))) for mask in masks])
 
 
 def _topk_or_uniform(target: DistillTerm, indices: Sequence[int]) -> list[TopKLogprobs]:

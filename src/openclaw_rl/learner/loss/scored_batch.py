@@ -5,17 +5,15 @@ Shapes: B samples, R response tokens of one sample, N most likely tokens at each
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
-from openclaw_rl.learner.forward.lm_head import HiddenStates, TokenLogprobs
+from openclaw_rl.learner.forward.lm_head import GuidedScores, HiddenStates, TokenLogprobs
 from openclaw_rl.learner.forward.packing import TokenSequence
-from openclaw_rl.learner.loss.distillation import divergence
-from openclaw_rl.methods.hint_selection import mix_teachers
-from openclaw_rl.methods.types import BatchLogprobs, Sample, TopKLogprobs, TopKScores
+from openclaw_rl.methods.types import BatchLogprobs, LessonGap, Sample, TopKLogprobs, TopKScores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +42,7 @@ class ScoredBatch:
     teacher_entropy: list[list[torch.Tensor]]  # [R] per hint, nats
     tops: list[TopKScores]  # empty when the method uses no top-k
     reused_forward: ReusedForward | None = None
+    lesson_gaps: Mapping[int, LessonGap] = field(default_factory=dict)  # by row, of the samples of practice
 
     def sampled_logprobs(self, i: int) -> torch.Tensor:
         """Return the log-probabilities at sampling time, [R] float32.
@@ -55,20 +54,9 @@ class ScoredBatch:
             return self.student[i].float()
         return torch.from_numpy(self.samples[i].logprobs.astype("float32"))
 
-    def teacher_divergences(self) -> dict[str, float]:
-        """Return, by turn, the mean of KL(policy || teacher) per trainable token before the step, in nats.
-
-        Over the policy's top k and the tail, at the positions of the reply. Empty without top-k scores; turns without a
-        hint are left out; several teachers are mixed evenly.
-        """
-        found = {}
-        for sample, scores in zip(self.samples, self.tops, strict=False):
-            if scores.teachers and sample.mask.any():
-                teacher_RN = mix_teachers(scores.teacher_on_student_topk)
-                student_RN = torch.from_numpy(scores.student.logprobs.astype(np.float64))
-                kl_R = divergence(student_RN, torch.from_numpy(teacher_RN), "reverse")
-                found[sample.turn] = kl_R[torch.from_numpy(sample.mask.astype(bool))].mean().item()
-        return found
+    def gaps_by_turn(self) -> dict[str, LessonGap]:
+        """Return, by turn of practice, how far the policy was from the lesson before the step."""
+        return {self.samples[i].turn: gap for i, gap in self.lesson_gaps.items() if self.samples[i].mask.any()}
 
     def trainable_tokens(self, members: Sequence[int]) -> list[int]:
         """Return the number of trainable tokens of each sample."""
@@ -91,6 +79,28 @@ def check_token_ids(samples: Sequence[Sample], vocabulary: int) -> None:
         if ids.min() < 0 or ids.max() >= vocabulary:
             wrong = ids[(ids < 0) | (ids >= vocabulary)][0]
             raise ValueError(f"turn {s.turn}: expected tokens from 0 to {vocabulary - 1}, got {wrong}")
+
+
+def lesson_gap(sample: Sample, student: TokenLogprobs, plain: TokenLogprobs, guided: GuidedScores) -> LessonGap:
+    """Return how far the policy is from the guided teacher in the direction of the hint.
+
+    The preference of a distribution q is E_q[h - p], with h and p the log-probabilities with and without the hint. It
+    is 0 or less without the hint and largest under the guided teacher. What the policy gained is measured over the
+    `student`'s top k and one tail; `plain` has the scores of the same tokens without the hint.
+    """
+    mask = torch.from_numpy(sample.mask.astype(bool))
+    top = student.ids_KN.shape[1]
+    preferences_RN = torch.cat([guided.preferences_KN[:, 1:top], guided.preferences_KN[:, -1:]], dim=-1).double()
+    gained_RN = _with_rest(student.logps_KN[:, 1:top]) - _with_rest(plain.logps_KN[:, 1:top])
+    gained = (gained_RN * preferences_RN).sum(-1)[mask].sum().item()
+    effect = (guided.teacher_K.double() - guided.plain_K.double())[mask].sum().item()
+    return LessonGap(missing=effect - gained, effect=effect)
+
+
+def _with_rest(logps_RN: torch.Tensor) -> torch.Tensor:
+    """Return the probabilities [R, N + 1] of N tokens and of all others."""
+    probabilities_RN = logps_RN.double().exp()
+    return torch.cat([probabilities_RN, (1 - probabilities_RN.sum(-1, keepdim=True)).clamp(min=0)], dim=-1)
 
 
 def topk_scores(student: TokenLogprobs, teachers: Sequence[TokenLogprobs]) -> TopKScores:
