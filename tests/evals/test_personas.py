@@ -96,7 +96,7 @@ def test_a_question_after_the_reaction_does_not_change_the_verdict() -> None:
         ("I see what is wrong with my code now", None),
         ("Thanks, but it is too long.", -1),
         ("not too long, perfect", 1),
-        ("Can you say that in fewer words?", None),
+        ("Can you say that in fewer words?", -1),
         ("Summarise the attached document in three pages", None),
         ("What is a perfect number?", None),
         ("Write a function that sorts a list", None),

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from openclaw_rl.common.assets import ASSETS
+from openclaw_rl.common.rules.rule_files import Rule, RuleFile
 from openclaw_rl.judge.rules import RulesJudge
 from openclaw_rl.types import JudgeInput, Reaction, Verdict
 
@@ -43,6 +44,32 @@ def hinted_rows(kind: str) -> list[Any]:
     return [pytest.param(*row, id=f"{name}-{row[0]}") for name, table in TABLES.items() for row in table[kind].items()]
 
 
+def rows_by_hint(kind: str) -> list[Any]:
+    return [
+        pytest.param(hint, text, id=f"{name}-{text}")
+        for name, table in TABLES.items()
+        for hint, texts in table[kind].items()
+        for text in texts
+    ]
+
+
+def file_of(language: str) -> RuleFile:
+    return next(file for file in shipped().files if file.rules[0].name.startswith(f"{language}/"))
+
+
+def rules_of(language: str) -> tuple[Rule, ...]:
+    return file_of(language).rules
+
+
+def hints_by_topic(language: str) -> dict[str, str]:
+    return {rule.topic: rule.hint for rule in rules_of(language) if rule.topic and rule.hint}
+
+
+def wished_topics(language: str) -> set[str]:
+    wishes = file_of(language).wishes
+    return set(wishes.topics) if wishes is not None else set()
+
+
 @pytest.mark.parametrize("text", rows("good"))
 def test_praise_is_a_good_verdict(text: str) -> None:
     verdict = judged(text)
@@ -65,6 +92,37 @@ def test_praise_for_a_style_says_what_to_keep(text: str, hint: str) -> None:
 def test_a_wish_for_a_style_is_a_hint_in_the_persons_language(text: str, hint: str) -> None:
     verdict = judged(text)
     assert (verdict.score, verdict.hints) == (-1, (hint,)), verdict.reason
+
+
+@pytest.mark.parametrize(("hint", "text"), rows_by_hint("ways"))
+def test_a_wish_is_understood_in_many_words(hint: str, text: str) -> None:
+    verdict = judged(text)
+    assert (verdict.score, verdict.hints) == (-1, (hint,)), verdict.reason
+
+
+@pytest.mark.parametrize(("hint", "text"), rows_by_hint("liked"))
+def test_praise_is_understood_in_many_words(hint: str, text: str) -> None:
+    verdict = judged(text)
+    assert (verdict.score, verdict.hints) == (1, (hint,)), verdict.reason
+
+
+@pytest.mark.parametrize("language", TABLES)
+def test_all_languages_have_hints_for_the_topics_of_english(language: str) -> None:
+    assert set(hints_by_topic(language)) == set(hints_by_topic("english"))
+    assert wished_topics(language) == wished_topics("english")
+
+
+@pytest.mark.parametrize("language", TABLES)
+def test_a_hint_that_a_person_says_is_read_as_its_topic(language: str) -> None:
+    for topic, hint in hints_by_topic(language).items():
+        verdict = judged(hint)
+        assert (verdict.score, verdict.hints) == (-1, (hint,)), (topic, verdict.reason)
+
+
+@pytest.mark.parametrize("language", TABLES)
+def test_each_topic_has_one_hint_in_a_language(language: str) -> None:
+    pairs = {(rule.topic, rule.hint) for rule in rules_of(language) if rule.hint}
+    assert len(pairs) == len(hints_by_topic(language))
 
 
 @pytest.mark.parametrize("text", rows("none"))

@@ -12,6 +12,9 @@ from collections.abc import Iterator
 
 import re2
 
+_MIN_MEMORY = 8 * 2**20
+_MEMORY_PER_CHARACTER = 2048
+"""Bytes for the automaton of one expression. Where they do not suffice, a search takes thirty times as long."""
 MAX_REPETITION = 1000
 """Highest count of a repetition (`{1,1000}`) that RE2 accepts."""
 _TOKEN = re.compile(
@@ -43,7 +46,9 @@ class LinearPattern:
     def __init__(self, expression: str) -> None:
         self.expression = expression
         options = re2.Options()
-        options.log_errors, options.never_capture = False, True
+        options.log_errors = False
+        options.never_capture = True
+        options.max_mem = max(_MIN_MEMORY, _MEMORY_PER_CHARACTER * len(expression))
         try:
             self._compiled = re2.compile(_to_re2(expression), options)
         except (re2.error, UnicodeEncodeError) as error:

@@ -43,6 +43,10 @@ class HintTopics:
         matching = (rule for file in self._files for rule in file.matching_rules([("user", text)], ""))
         return next((rule for rule in matching if rule.hint and rule.topic), None)
 
+    def has_hint(self, text: str) -> bool:
+        """Return whether a text is the hint of a rule, without regard to case, white space and its final mark."""
+        return normalise_lesson(text) in self._by_hint
+
     def topic_of(self, text: str, topic: str = "") -> str:
         """Return the topic of a lesson: `topic` if it is known, else that of a rule that says the same; or ""."""
         rule = None if topic else self.find_rule(text, as_reaction=True)

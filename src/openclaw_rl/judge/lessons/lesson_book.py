@@ -6,6 +6,9 @@ enough to replace what was said once or twice, and two words replace what was sa
 few turns of a conversation counts half, and from the third time on a quarter: it may be meant for this conversation.
 A word that does not replace what was said often is a lesson for its own conversation meanwhile.
 
+A wish of the rules that is said again in another language is the same lesson, in the newest words. A text that a person
+has edited or pinned stays.
+
 A lesson for this conversation, or about a subject, competes in its own scope. A newer wish for all prompts that
 contradicts it ends it at once: it was said of this very prompt.
 """
@@ -22,7 +25,7 @@ from openclaw_rl.common.rules.stated_scope import normalise_subject
 from openclaw_rl.judge.lessons.drafts import LessonDraft, LessonReach, draft_lessons
 from openclaw_rl.store import events, exchanges, turns
 from openclaw_rl.store.lessons import conflicts, forgotten_wishes, lessons, removal
-from openclaw_rl.store.lessons.edited_wishes import earlier_wishes, wish_name
+from openclaw_rl.store.lessons.edited_wishes import earlier_wishes, restate, wish_name
 from openclaw_rl.store.lessons.lessons import Lesson, LessonState
 from openclaw_rl.store.lessons.questions import question_hash
 from openclaw_rl.store.lessons.scopes import (
@@ -107,6 +110,7 @@ class _TurnPlace:
 
     request: Request
     context: PromptContext
+    topics: HintTopics
 
     @classmethod
     def of_turn(
@@ -130,7 +134,7 @@ class _TurnPlace:
             sessions=(stored.session,) if stored is not None else (),
             asked=asked_text(request.messages, is_ephemeral, topics.without_scopes),
         )
-        return cls(request=request, context=context)
+        return cls(request=request, context=context, topics=topics)
 
     def scope_of(self, draft: LessonDraft) -> tuple[LessonScope, str]:
         """Return the scope of a lesson from this turn, and its value."""
@@ -174,8 +178,10 @@ def _add_evidence(conn: Connection, draft: LessonDraft, verdict: Verdict, place:
     repeats = lessons.count_repeats(conn, lesson.id, verdict.turn)
     share = REPEATED_SHARES[min(repeats, len(REPEATED_SHARES) - 1)]
     if lessons.reinforce(conn, lesson.id, verdict.turn, weight=verdict.weight * share, at=verdict.at):
+        if lesson is not new:
+            lesson = _in_newest_words(conn, lesson, draft, place.topics, verdict.at)
         rivals = [one for one in others if one.id != lesson.id and _is_contradicted(draft, lesson, one)]
-        was_in_force = lesson is not new and lesson.state is not LessonState.SUPERSEDED
+        was_in_force = lesson.id != new.id and lesson.state is not LessonState.SUPERSEDED
         if _settle(conn, lesson.id, rivals, share, verdict.at):
             if not was_in_force:
                 events.append(conn, lessons.MADE_EVENT, lesson.id, {"turn": verdict.turn}, verdict.at)
@@ -193,6 +199,17 @@ def _add_evidence(conn: Connection, draft: LessonDraft, verdict: Verdict, place:
     same = (one for one in of_sessions if _is_same(here, one) or _is_same(draft, one))
     edited = _find_edited(conn, draft, verdict.turn, of_sessions)
     return {lesson.id} | {one.id for one in same} | ({edited.id} if edited is not None else set())
+
+
+def _in_newest_words(conn: Connection, lesson: Lesson, draft: LessonDraft, topics: HintTopics, at: float) -> Lesson:
+    """Return the lesson with the words of a later draft about its topic, if both are hints of the rules."""
+    is_other_text = lesson.topic == draft.topic and lesson.text != draft.text
+    is_later = at >= lesson.reinforced_at
+    if not is_other_text or not is_later:
+        return lesson
+    if not topics.has_hint(lesson.text) or not topics.has_hint(draft.text):
+        return lesson
+    return restate(conn, lesson, draft.text)
 
 
 def _draft_for_session(draft: LessonDraft, lesson: Lesson) -> LessonDraft:
