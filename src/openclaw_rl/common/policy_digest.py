@@ -5,9 +5,9 @@ The engine checks the digest of the weights before it loads the folder; gateway 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from errno import EIO, ELOOP, ENOENT
-from hashlib import file_digest, sha256
+from hashlib import sha256
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 
@@ -99,8 +99,11 @@ def find_damage(folder: str | Path, digest: str, files: FileDigests, *, skip: Co
             if files[name] is not None:
                 return f"{name} is missing"
         for name, expected in sorted(files.items()):
-            if expected is not None and name not in skip and (got := _file_digest(Path(folder) / name)) != expected:
-                return f"{name} has sha256 {got[:12]}, expected {expected[:12]}"
+            if expected is None or name in skip:
+                continue
+            actual = digest_of_file(Path(folder) / name).hex()
+            if actual != expected:
+                return f"{name} has sha256 {actual[:12]}, expected {expected[:12]}"
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         if not Path(folder).parent.is_dir():
             raise
@@ -112,12 +115,19 @@ def find_damage(folder: str | Path, digest: str, files: FileDigests, *, skip: Co
     return None
 
 
-def _file_digest(file: Path) -> str:
-    with file.open("rb") as stream:
-        return file_digest(stream, "sha256").hexdigest()
+def digest_of_file(file: Path, on_block: Callable[[int], None] = lambda size: None) -> bytes:
+    """Return the sha256 of a file. Each block is progress of this process; `on_block` gets its size in bytes.
+
+    Reading and hashing release the interpreter lock, so several files can be hashed in threads. Raises `OSError`.
+    """
+    digest = sha256()
+    for block in _read_blocks(file):
+        digest.update(block)
+        on_block(len(block))
+    return digest.digest()
 
 
-def _hash_parts(parts: Iterable[tuple[str, int, Iterable[bytes | bytearray]]]) -> str:
+def _hash_parts(parts: Iterable[tuple[str, int, Iterable[bytes | bytearray | memoryview]]]) -> str:
     digest = sha256()
     for name, size, blocks in parts:
         digest.update(_file_header(name, size))
@@ -130,8 +140,10 @@ def _file_header(name: str, size: int) -> bytes:
     return name.encode() + b"\0" + size.to_bytes(8, "little")
 
 
-def _read_blocks(file: Path) -> Iterator[bytes]:
-    with file.open("rb") as stream:
-        while block := stream.read(_BLOCK_BYTES):
+def _read_blocks(file: Path) -> Iterator[memoryview]:
+    """Yield the blocks of a file. Each is valid until the next one is read, because all share one buffer."""
+    buffer = memoryview(bytearray(_BLOCK_BYTES))
+    with file.open("rb", buffering=0) as stream:
+        while size := stream.readinto(buffer):
             record_progress()
-            yield block
+            yield buffer[:size]

@@ -19,6 +19,7 @@ from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.settings.load import Config
 from openclaw_rl.store import exchanges, imported_turns
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.file_digests import ReportProgress, digest_files
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.store.rows import pack_logprobs, to_json
 from openclaw_rl.trajectories.files import TrajectoryEntry
@@ -56,10 +57,20 @@ class _PendingEntry:
     built: list[BuiltTurn]
 
 
-def load_head(store: Store, files: ModelFiles) -> Policy:
+def identify_model(
+    store: Store,
+    files: ModelFiles,
+    report: ReportProgress = lambda progress: None,
+    should_stop: Callable[[], bool] = bool,
+) -> str:
+    """Return the identity of the model. Weights that the store does not know are hashed, which may take minutes."""
+    return compute_identity(files, digest_files(store, files.weights, report=report, should_stop=should_stop))
+
+
+def load_head(store: Store, files: ModelFiles, identity: str) -> Policy:
     """Return the store's head; create the root of a new store. Raises `IdentityMismatch` for another model."""
     with store.write() as conn:
-        policies.ensure_root(conn, base=str(files.folder), identity=compute_identity(files), at=time.time())
+        policies.ensure_root(conn, base=str(files.folder), identity=identity, at=time.time())
     with store.read() as conn:
         return policies.head(conn)
 
@@ -79,16 +90,28 @@ def load_scorer(config: Config, files: ModelFiles, head: Policy) -> LogprobScore
 class TrajectoryImporter:
     """Imports trajectories for one model. The policy is loaded when the first turn needs scores."""
 
-    def __init__(self, config: Config, store: Store, *, score: bool = True) -> None:
-        """Raises `ModelError` for a missing model, `IdentityMismatch` for a store of another model."""
+    def __init__(
+        self,
+        config: Config,
+        store: Store,
+        *,
+        score: bool = True,
+        report: ReportProgress = lambda progress: None,
+        should_stop: Callable[[], bool] = bool,
+    ) -> None:
+        """`report`, `should_stop`: progress of the hashing of weights that are new to the store, and its end.
+
+        Raises `ModelError` for a missing model, `IdentityMismatch` for a store of another model, `StartStopped`.
+        """
         files = ModelFiles.from_config(config.model)
         self._store, self._wants_scores = store, score
-        self._head = load_head(store, files)
+        identity = identify_model(store, files, report, should_stop)
+        self._head = load_head(store, files, identity)
         self._load_scorer: Callable[[], LogprobScorer] = lambda: load_scorer(config, files, self._head)
         self._scorer: LogprobScorer | None = None
         self._builder = TurnBuilder(
             Renderer(files, literal_text=config.serve.special_tokens != "model"),
-            identity=compute_identity(files),
+            identity=identity,
             key=store.secret,
             transient=EphemeralMatcher(config.serve.ephemeral_patterns),
             version=self._head.version,
@@ -261,7 +284,7 @@ def score_unscored(config: Config, store: Store, progress: Callable[[int], None]
     Raises `ModelError`, `IdentityMismatch`, `StoreError`; turns scored until then keep their scores.
     """
     files = ModelFiles.from_config(config.model)
-    head = load_head(store, files)
+    head = load_head(store, files, identify_model(store, files))
     scorer: LogprobScorer | None = None
     after, done = 0, 0
     while True:
