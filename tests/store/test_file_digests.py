@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from openclaw_rl.common.policy_digest import digest_of_file
 from openclaw_rl.errors import ModelError, StartStopped
 from openclaw_rl.store import file_digests, heartbeats
 from openclaw_rl.store.db import Store
@@ -170,3 +171,15 @@ def test_another_process_takes_over_from_one_that_is_killed(store: Store, tmp_pa
     assert f"hashed by {second.pid}" in output
     assert output[-1].startswith("digest ")
     read_lines(first)
+
+
+def test_holes_of_a_sparse_file_count_as_zeros(tmp_path: Path) -> None:
+    path = tmp_path / "weights"
+    for size in (0, 1, 2**22, 2**23 + 5):
+        sparse_file(path, size)
+        assert digest_of_file(path) == sha256(bytes(size)).digest()
+    with path.open("r+b") as file:
+        for position in (4096, 2**22 - 1, 2**23):
+            file.seek(position)
+            file.write(b"data")
+    assert digest_of_file(path) == sha256(path.read_bytes()).digest()

@@ -5,8 +5,9 @@ The engine checks the digest of the weights before it loads the folder; gateway 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from errno import EIO, ELOOP, ENOENT
+from errno import EIO, ELOOP, ENOENT, ENXIO
 from hashlib import sha256
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
@@ -141,9 +142,36 @@ def _file_header(name: str, size: int) -> bytes:
 
 
 def _read_blocks(file: Path) -> Iterator[memoryview]:
-    """Yield the blocks of a file. Each is valid until the next one is read, because all share one buffer."""
+    """Yield the blocks of a file. Each is valid until the next one is read, because all share one buffer.
+
+    Holes of a sparse file are not read: their zeros would take memory of the page cache, which others need.
+    """
     buffer = memoryview(bytearray(_BLOCK_BYTES))
+    zeros = memoryview(bytes(_BLOCK_BYTES))
     with file.open("rb", buffering=0) as stream:
-        while size := stream.readinto(buffer):
+        size = os.fstat(stream.fileno()).st_size
+        position = 0
+        while True:
             record_progress()
-            yield buffer[:size]
+            data_at = _next_data(stream.fileno(), position, size)
+            while position < data_at:
+                length = min(_BLOCK_BYTES, data_at - position)
+                position += length
+                record_progress()
+                yield zeros[:length]
+            stream.seek(position)
+            length = stream.readinto(buffer)
+            if not length:
+                return
+            position += length
+            yield buffer[:length]
+
+
+def _next_data(descriptor: int, position: int, size: int) -> int:
+    """Return where the next data of a file of `size` bytes begin; `size` if the rest is a hole."""
+    if position >= size:
+        return position
+    try:
+        return min(os.lseek(descriptor, position, os.SEEK_DATA), size)
+    except OSError as error:  # EINVAL: a file system without holes
+        return size if error.errno == ENXIO else position
