@@ -41,6 +41,7 @@ from openclaw_rl.serve.gateway import Gateway
 from openclaw_rl.settings.load import Config
 from openclaw_rl.store import exchanges, turns
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.file_digests import digest_files
 from openclaw_rl.store.lessons import lessons
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.store.lineage.policy_names import read_heads
@@ -152,9 +153,8 @@ class Rooms:
         core = EmbeddedEngine(model, config.engine.model_copy(update={"max_loaded_versions": places}))
         self._engine = InProcess(core)
         self._train = open_train_loop(config, training, self)
-        self._gateway = Gateway(
-            config, store=serving, engine=self._engine, renderer=self.renderer, identity=compute_identity(files)
-        )
+        identity = compute_identity(files, digest_files(serving, files.weights))
+        self._gateway = Gateway(config, store=serving, engine=self._engine, renderer=self.renderer, identity=identity)
         self._collector, self._judge = Collector(self._store, config.collect), judging.make_judge(config)
         self._lessons = LessonMaker(config, self._store, self._judge)
 

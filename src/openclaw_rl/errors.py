@@ -47,6 +47,10 @@ class DiskFull(StoreError):
     """Raised if a disk or a quota is full. Every stage waits and tries again; nothing that was recorded is lost."""
 
 
+class StartStopped(OpenClawError):
+    """Raised if a worker is asked to stop while it starts: nothing is wrong, and nothing was changed."""
+
+
 class DamagedRow(OpenClawError):
     """Raised if a turn in the store cannot be read, for example for bad JSON. Other turns are not affected."""
 

@@ -135,7 +135,7 @@ def test_chat_asks_before_it_starts_a_system(tmp_path: Path, monkeypatch: pytest
     class StartedSystem(Exception):
         pass
 
-    def start(config: Config) -> None:
+    def start(config: Config, **_options: object) -> None:
         raise StartedSystem
 
     monkeypatch.setattr(chat, "SubprocessSystem", start)

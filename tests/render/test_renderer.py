@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.model_identity import identity_of
 from tests.render.model_folders import CHATML, make
 from transformers import AutoTokenizer
 
 from openclaw_rl.errors import ModelError, RequestError
 from openclaw_rl.render.hint import with_hint
-from openclaw_rl.render.model_folder import ModelFiles, compute_identity
+from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.render.renderer import Renderer
 
 KINDS = ("chatml", "thinking", "llama", "starter")
@@ -251,7 +252,7 @@ def test_identity_changes_with_what_tokens_depend_on(tmp_path: Path) -> None:
     (folder / "model.safetensors").write_bytes(b"weights")
 
     def now() -> str:
-        return compute_identity(ModelFiles.from_path(str(folder)))
+        return identity_of(ModelFiles.from_path(str(folder)))
 
     first = now()
     assert first == now()

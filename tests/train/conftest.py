@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.model_identity import identity_of
 from tests.train.external_world import BASE, SETTINGS, World
 
 from openclaw_rl.common import message_hash
@@ -15,7 +16,7 @@ from openclaw_rl.common.client_patterns import SYSTEM_REMINDER
 from openclaw_rl.common.message_hash import EphemeralMatcher
 from openclaw_rl.learner.trainer import LocalTrainer
 from openclaw_rl.methods.registry import make_method
-from openclaw_rl.render.model_folder import ModelFiles, compute_identity
+from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.settings.load import STARTER, from_flat, train_settings
 from openclaw_rl.store import exchanges, reactions, turns
@@ -48,7 +49,7 @@ def renderer() -> Renderer:
 
 @pytest.fixture(scope="session")
 def starter_identity() -> str:
-    return compute_identity(ModelFiles.from_path(STARTER))
+    return identity_of(ModelFiles.from_path(STARTER))
 
 
 @pytest.fixture

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.model_identity import identity_of
 from tests.trajectories.world import IDENTITY, PRINTED, RENDERER, THANKS, Home, main, put
 
 from openclaw_rl.common import message_hash
 from openclaw_rl.common.message_hash import EphemeralMatcher
 from openclaw_rl.errors import IdentityMismatch, ModelError
 from openclaw_rl.methods.registry import make_method
-from openclaw_rl.render.model_folder import ModelFiles, compute_identity
+from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.settings.load import STARTER, ModelConfig, TrainConfig, from_flat, train_settings
 from openclaw_rl.status.reasons import merge_reasons
@@ -257,7 +258,7 @@ def test_words_are_cut_by_the_tokenizer_of_the_settings(tmp_path: Path) -> None:
     home.bring(file)
     found, _ = stored(home, "mine")
     home.store.close()
-    assert found.request.identity == compute_identity(ModelFiles.from_config(home.config.model)) != IDENTITY
+    assert found.request.identity == identity_of(ModelFiles.from_config(home.config.model)) != IDENTITY
 
 
 def test_another_models_store_is_refused(tmp_path: Path, home: Home) -> None:

@@ -13,10 +13,11 @@ from unittest.mock import patch
 import numpy as np
 from hypothesis import strategies as st
 from sqlalchemy import Connection
+from tests.model_identity import identity_of
 
 from openclaw_rl.common import message_hash
 from openclaw_rl.common.message_hash import EphemeralMatcher
-from openclaw_rl.render.model_folder import ModelFiles, compute_identity
+from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.settings.load import STARTER, Config, from_flat
 from openclaw_rl.store import exchanges, reactions, sessions, turn_states, turns
@@ -43,7 +44,7 @@ from openclaw_rl.types import (
 )
 
 RENDERER = Renderer(ModelFiles.from_path(STARTER))
-IDENTITY = compute_identity(ModelFiles.from_path(STARTER))
+IDENTITY = identity_of(ModelFiles.from_path(STARTER))
 THANKS = "User accepted the change and said 'perfect, thanks!'"
 PRINTED = {
     "session_id": "user_session_abc123",

@@ -30,7 +30,7 @@ from openclaw_rl.store.lessons.lessons import Lesson
 from openclaw_rl.store.lessons.scopes import LessonScope
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.store.lineage.policy_names import policy_name, stored_owner
-from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, is_ready
+from openclaw_rl.supervisor.subprocess_system import StartingNotes, SubprocessSystem, is_ready
 from openclaw_rl.supervisor.supervisor import is_home_locked, prepare_home, read_key
 from openclaw_rl.types import Event
 
@@ -72,7 +72,7 @@ def run_chat(config: Config, *, before_start: Callable[[], object]) -> None:
         else:
             before_start()
             console.print(f"  starting the system on {config.home_dir} (its log: {config.logs_dir / 'up.log'}) ...")
-            stack.enter_context(SubprocessSystem(config))
+            stack.enter_context(SubprocessSystem(config, on_note=lambda note: console.print(f"  {note}")))
         config = with_running_gateway(config)
         console.print(Text.assemble("  ", (config.model.name, "bold"), f" at {config.serve.url}/v1"))
         console.print(_HELP_TEXT + "\n")
@@ -82,6 +82,7 @@ def run_chat(config: Config, *, before_start: Callable[[], object]) -> None:
 
 def _wait_until_ready(config: Config, console: TerminalConsole) -> None:
     """Wait for a system that is starting. Raises `OpenClawError` if it stops."""
+    notes = StartingNotes(config, lambda note: console.print(f"  {note}"))
     for attempt in itertools.count():
         address = running_address(config.home_dir)
         if address is not None and is_ready(address.url, config.serve.api_key):
@@ -90,6 +91,7 @@ def _wait_until_ready(config: Config, console: TerminalConsole) -> None:
             raise OpenClawError(f"the system stopped before it was ready. Its logs: {config.logs_dir}")
         if attempt == 0:
             console.print(f"  waiting until the system on {config.home_dir} is ready ...")
+        notes.read_note()
         time.sleep(0.3)
 
 

@@ -182,7 +182,7 @@ cli.add_command(inspect_commands)
 
 
 @cli.command()
-@click.option("--wait", type=Seconds(), default=120.0, show_default=True, help="Limit of each check.")
+@click.option("--wait", type=Seconds(), default=120.0, show_default=True, help="Limit of each check without progress.")
 @click.option("--engine", metavar="NAME", help="Check only this engine: ids, log-probabilities, versions and others.")
 @click.option("--troubles", is_flag=True, help="Diagnose the home instead: its problems, each with its cure.")
 @click.option("--sandbox", is_flag=True, help="Check only the sandbox for a model's commands, and each of its limits.")

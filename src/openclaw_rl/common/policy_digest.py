@@ -5,9 +5,10 @@ The engine checks the digest of the weights before it loads the folder; gateway 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from errno import EIO, ELOOP, ENOENT
-from hashlib import file_digest, sha256
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from errno import EIO, ELOOP, ENOENT, ENXIO
+from hashlib import sha256
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 
@@ -99,8 +100,11 @@ def find_damage(folder: str | Path, digest: str, files: FileDigests, *, skip: Co
             if files[name] is not None:
                 return f"{name} is missing"
         for name, expected in sorted(files.items()):
-            if expected is not None and name not in skip and (got := _file_digest(Path(folder) / name)) != expected:
-                return f"{name} has sha256 {got[:12]}, expected {expected[:12]}"
+            if expected is None or name in skip:
+                continue
+            actual = digest_of_file(Path(folder) / name).hex()
+            if actual != expected:
+                return f"{name} has sha256 {actual[:12]}, expected {expected[:12]}"
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         if not Path(folder).parent.is_dir():
             raise
@@ -112,12 +116,19 @@ def find_damage(folder: str | Path, digest: str, files: FileDigests, *, skip: Co
     return None
 
 
-def _file_digest(file: Path) -> str:
-    with file.open("rb") as stream:
-        return file_digest(stream, "sha256").hexdigest()
+def digest_of_file(file: Path, on_block: Callable[[int], None] = lambda size: None) -> bytes:
+    """Return the sha256 of a file. Each block is progress of this process; `on_block` gets its size in bytes.
+
+    Reading and hashing release the interpreter lock, so several files can be hashed in threads. Raises `OSError`.
+    """
+    digest = sha256()
+    for block in _read_blocks(file):
+        digest.update(block)
+        on_block(len(block))
+    return digest.digest()
 
 
-def _hash_parts(parts: Iterable[tuple[str, int, Iterable[bytes | bytearray]]]) -> str:
+def _hash_parts(parts: Iterable[tuple[str, int, Iterable[bytes | bytearray | memoryview]]]) -> str:
     digest = sha256()
     for name, size, blocks in parts:
         digest.update(_file_header(name, size))
@@ -130,8 +141,37 @@ def _file_header(name: str, size: int) -> bytes:
     return name.encode() + b"\0" + size.to_bytes(8, "little")
 
 
-def _read_blocks(file: Path) -> Iterator[bytes]:
-    with file.open("rb") as stream:
-        while block := stream.read(_BLOCK_BYTES):
+def _read_blocks(file: Path) -> Iterator[memoryview]:
+    """Yield the blocks of a file. Each is valid until the next one is read, because all share one buffer.
+
+    Holes of a sparse file are not read: their zeros would take memory of the page cache, which others need.
+    """
+    buffer = memoryview(bytearray(_BLOCK_BYTES))
+    zeros = memoryview(bytes(_BLOCK_BYTES))
+    with file.open("rb", buffering=0) as stream:
+        size = os.fstat(stream.fileno()).st_size
+        position = 0
+        while True:
             record_progress()
-            yield block
+            data_at = _next_data(stream.fileno(), position, size)
+            while position < data_at:
+                length = min(_BLOCK_BYTES, data_at - position)
+                position += length
+                record_progress()
+                yield zeros[:length]
+            stream.seek(position)
+            length = stream.readinto(buffer)
+            if not length:
+                return
+            position += length
+            yield buffer[:length]
+
+
+def _next_data(descriptor: int, position: int, size: int) -> int:
+    """Return where the next data of a file of `size` bytes begin; `size` if the rest is a hole."""
+    if position >= size:
+        return position
+    try:
+        return min(os.lseek(descriptor, position, os.SEEK_DATA), size)
+    except OSError as error:  # EINVAL: a file system without holes
+        return size if error.errno == ENXIO else position

@@ -36,7 +36,6 @@ from openclaw_rl.types import Generation, Ids, PolicyRef, Sampling
 REPLY_TOKENS = 64  # of one reply, if the context is long enough
 CONCURRENT_REPLIES = 8  # concurrent replies during the version swap
 MAX_WARM_UPS = 6  # a server must stream token by token within this many replies
-START_TIMEOUT = 900.0  # seconds for the server to load its model
 _MIN_VERSION_DIFFERENCE = 0.002  # nats; smallest difference between the log-probabilities of two versions
 _POLL_INTERVAL = 0.2
 _QUESTION = "Write a long story about a lighthouse and the sea."
@@ -376,7 +375,7 @@ async def _wait_until_ready(
     engine: EngineLink, process: subprocess.Popen[bytes] | None, config: Config, wait: float
 ) -> EngineInfo:
     """Wait until the engine answers. Raises `EngineError` with the last log lines if its process ends first."""
-    ready = asyncio.create_task(engine.wait_ready(wait if process is None else max(wait, START_TIMEOUT)))
+    ready = asyncio.create_task(engine.wait_ready(wait if process is None else max(wait, config.run.startup_timeout)))
     try:
         while not ready.done():
             if process is not None and process.poll() is not None:

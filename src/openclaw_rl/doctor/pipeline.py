@@ -6,6 +6,7 @@ turns through the stages. It reports the first check that fails, with what was e
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -18,11 +19,11 @@ from rich.text import Text
 
 from openclaw_rl.common.terminal import TerminalConsole
 from openclaw_rl.doctor.sandbox import describe_sandbox
-from openclaw_rl.errors import ConfigError, OpenClawError
+from openclaw_rl.errors import ConfigError, OpenClawError, StoreError
 from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.settings.load import Config
-from openclaw_rl.store import exchanges, heartbeats, turns
+from openclaw_rl.store import exchanges, file_digests, heartbeats, turns
 from openclaw_rl.store.bootstrap import lost_store_reason
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies
@@ -44,7 +45,7 @@ class CheckFailed(OpenClawError):
 
 
 class Examination:
-    """Runs the checks and prints their results. `wait`: timeout of one check in seconds."""
+    """Runs the checks and prints their results. `wait`: seconds that one check may take without any progress."""
 
     def __init__(self, console: TerminalConsole, wait: float) -> None:
         self._console = console
@@ -66,13 +67,31 @@ class Examination:
         self._console.print(Text.assemble(("  passed", "green"), words))
 
     def wait_for(self, what: str, probe: Callable[[], Any]) -> Any:
-        """Poll until `probe` returns a true value. Raises `OpenClawError` that names `what` after the timeout."""
-        end = time.monotonic() + self._wait
-        while time.monotonic() < end:
+        """Poll until `probe` returns a true value.
+
+        Raises `OpenClawError` that names `what` once judge and trainer have shown no progress for `wait` seconds: a
+        step of a large model may take longer than any fixed limit.
+        """
+        progress = self._read_progress()
+        deadline = time.monotonic() + self._wait
+        while time.monotonic() < deadline:
             if found := probe():
                 return found
+            if (current := self._read_progress()) != progress:
+                progress = current
+                deadline = time.monotonic() + self._wait
             time.sleep(0.1)
-        raise OpenClawError(f"timed out after {self._wait:g} s waiting for {what}{self._worker_problems()}")
+        raise OpenClawError(
+            f"no progress for {self._wait:g} s (--wait) while waiting for {what}{self._worker_problems()}"
+        )
+
+    def _read_progress(self) -> dict[str, str]:
+        """Return what judge and trainer say that they do, if they work."""
+        if self.store is None:
+            return {}
+        with self.store.read() as conn:
+            beats = heartbeats.read_heartbeats(conn)
+        return {b.name: b.note for b in beats if b.name in ("judge", "train") and b.state == heartbeats.RUNNING}
 
     def _worker_problems(self) -> str:
         """Return what prevents workers from working, as the end of a message."""
@@ -96,7 +115,9 @@ def examine_pipeline(config: Config, *, console: TerminalConsole | None = None, 
     console.print(Text.assemble(title, "  (on a temporary store; yours is not touched)"))
     try:
         with tempfile.TemporaryDirectory(prefix="openclaw-rl-doctor-") as folder:
-            _check_pipeline(exam, _scratch_config(config, Path(folder)))
+            scratch = _scratch_config(config, Path(folder))
+            _copy_digests(config, scratch)
+            _check_pipeline(exam, scratch)
     except CheckFailed:
         return False
     console.print("  every check passed: it learns from its conversations and serves what it learned.")
@@ -153,6 +174,16 @@ def _scratch_config(config: Config, folder: Path) -> Config:
     kept = config.model_dump(mode="json", exclude=left_out, exclude_none=True)
     batch = {"train.batch.min_turns": 2, "train.batch.max_turns": 4, "train.batch.max_wait": 5.0}
     return scratch_config(folder, kept | batch)
+
+
+def _copy_digests(config: Config, scratch: Config) -> None:
+    """Let the temporary home know the digests of the owner's weights, which may take minutes to compute."""
+    with (
+        contextlib.suppress(StoreError),  # the owner has no store yet, or a damaged one: the weights are hashed
+        Store.open(config.store_path, create=False) as source,
+        Store.open(scratch.store_path) as target,
+    ):
+        file_digests.copy_digests(source, target)
 
 
 def _check_pipeline(exam: Examination, config: Config) -> None:

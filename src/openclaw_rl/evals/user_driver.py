@@ -17,6 +17,7 @@ from openclaw_rl.evals.toy_world import Question, is_correct
 
 SIDE_TRAFFIC = {"X-Turn-Type": "side"}
 MAX_TOKENS = 256  # limit of one reply
+_REPLY_TIMEOUT = 600.0  # seconds; long, for slow models
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +48,7 @@ def openai_client(base_url: str, key: str) -> Any:
     """Return the official client. Without retries, so that every failed reply is counted."""
     from openai import AsyncOpenAI
 
-    return AsyncOpenAI(base_url=f"{base_url}/v1", api_key=key, max_retries=0, timeout=60)
+    return AsyncOpenAI(base_url=f"{base_url}/v1", api_key=key, max_retries=0, timeout=_REPLY_TIMEOUT)
 
 
 async def stream_reply(api: Any, model: str, history: Sequence[dict[str, str]], **more: Any) -> StreamedReply:

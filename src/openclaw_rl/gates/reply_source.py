@@ -25,8 +25,8 @@ from openclaw_rl.store import heartbeats
 from openclaw_rl.store.db import Store
 from openclaw_rl.types import Ids, Logprobs
 
-REPLY_TIMEOUT = 30.0
-"""Seconds for one reply, including the load of the version."""
+REPLY_TIMEOUT, TOKEN_TIMEOUT = 30.0, 2.0
+"""Seconds for one reply: for its start, including the load of the version, and beyond it for each token."""
 _RESTART_SECONDS = 60.0  # a gateway whose last heartbeat is younger is expected back
 
 
@@ -101,8 +101,9 @@ class GatewayReplySource:
 def _request_reply(url: str, key: str, order: ReplyOrder) -> GateReply:
     headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
     request = urllib.request.Request(url, json.dumps(asdict(order)).encode(), headers)
+    timeout = REPLY_TIMEOUT + TOKEN_TIMEOUT * order.max_tokens
     try:
-        with urllib.request.urlopen(request, timeout=REPLY_TIMEOUT) as response:
+        with urllib.request.urlopen(request, timeout=timeout) as response:
             found = json.load(response)
     except urllib.error.HTTPError as error:
         with error:

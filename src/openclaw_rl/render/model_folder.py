@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from hashlib import file_digest, sha256
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -198,23 +198,11 @@ def _read_special_tokens(folder: Path, tokenizer_config: Mapping[str, Any]) -> d
     return out
 
 
-_weight_digests: dict[tuple[str, int, int], bytes] = {}  # (path, size, mtime_ns) -> sha256 of a weight file
-
-
-def _weight_digest(path: Path) -> bytes:
-    stat = path.stat()
-    key = (str(path.resolve()), stat.st_size, stat.st_mtime_ns)
-    if key not in _weight_digests:
-        with path.open("rb") as file:
-            _weight_digests[key] = file_digest(file, "sha256").digest()
-    return _weight_digests[key]
-
-
-def compute_identity(files: ModelFiles) -> str:
+def compute_identity(files: ModelFiles, digests: Mapping[Path, bytes]) -> str:
     """Return the sha256 (hex) of tokenizer, chat templates, special ids and base weights.
 
-    Stored token ids and log-probabilities are only valid for exactly these. Weight digests are cached for the life of
-    the process by (path, size, mtime).
+    Stored token ids and log-probabilities are only valid for exactly these. `digests`: the sha256 [32 bytes] of each
+    weight file (`store.file_digests`).
     """
     digest = sha256()
     digest.update(sha256(files.tokenizer_file.read_bytes()).digest())
@@ -222,5 +210,5 @@ def compute_identity(files: ModelFiles) -> str:
         digest.update(sha256(name.encode()).digest() + sha256(template.encode()).digest())
     digest.update(json.dumps([dict(files.specials), list(files.eos_ids)], sort_keys=True).encode())
     for path in files.weights:
-        digest.update(path.name.encode() + _weight_digest(path))
+        digest.update(path.name.encode() + digests[path])
     return digest.hexdigest()

@@ -18,7 +18,7 @@ from openclaw_rl.common.assets import STARTER, local_model_folder
 from openclaw_rl.common.gateway_address import GATE_REPLY_PATH, GatewayAddress, gate_key, publish_address
 from openclaw_rl.common.worker_loop import run_worker_loop
 from openclaw_rl.engines.registry import connect_engine
-from openclaw_rl.errors import OpenClawError
+from openclaw_rl.errors import OpenClawError, StartStopped
 from openclaw_rl.protocols import Engine
 from openclaw_rl.render.model_folder import ModelFiles, compute_identity
 from openclaw_rl.render.renderer import Renderer
@@ -30,7 +30,7 @@ from openclaw_rl.serve.http_connection import GatewayRunner
 from openclaw_rl.serve.http_headers import add_header_signals
 from openclaw_rl.serve.routes import GatewayRoutes
 from openclaw_rl.settings.load import Config
-from openclaw_rl.store import exchanges, heartbeats
+from openclaw_rl.store import exchanges, file_digests, heartbeats
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.store.lineage.policy_names import start_policies
@@ -122,9 +122,11 @@ async def run(config: Config, *, stop: asyncio.Event) -> None:
         files = await asyncio.to_thread(ModelFiles.from_config, config.model)
         literal = config.serve.special_tokens == "text"
         renderer = await asyncio.to_thread(Renderer, files, literal_text=literal)
-        name = await asyncio.to_thread(compute_identity, files)
-        await asyncio.to_thread(_prepare_store, store, config, name)
-        await _serve_until_stopped(config, store, renderer, name, stop)
+        identity = await asyncio.to_thread(_identify_model, store, files, stop)
+        await asyncio.to_thread(_prepare_store, store, config, identity)
+        await _serve_until_stopped(config, store, renderer, identity, stop)
+    except StartStopped as error:
+        log.info("%s", error)
     finally:
         store.close()
 
@@ -135,10 +137,17 @@ def _bound_heap() -> None:
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 2**16)
 
 
-def _prepare_store(store: Store, config: Config, name: str) -> None:
+def _identify_model(store: Store, files: ModelFiles, stop: asyncio.Event) -> str:
+    report = file_digests.heartbeat_reporter(store, HEARTBEAT_NAME)
+    return compute_identity(
+        files, file_digests.digest_files(store, files.weights, report=report, should_stop=stop.is_set)
+    )
+
+
+def _prepare_store(store: Store, config: Config, identity: str) -> None:
     now = time.time()
     with store.write() as conn:
-        policies.ensure_root(conn, base=config.model.path, identity=name, at=now)
+        policies.ensure_root(conn, base=config.model.path, identity=identity, at=now)
         start_policies(conn, config.policy.per)
         failed = exchanges.fail_running(conn, "the gateway was stopped before the reply was complete", now)
     if failed:
@@ -146,7 +155,7 @@ def _prepare_store(store: Store, config: Config, name: str) -> None:
 
 
 async def _serve_until_stopped(
-    config: Config, store: Store, renderer: Renderer, name: str, stop: asyncio.Event
+    config: Config, store: Store, renderer: Renderer, identity: str, stop: asyncio.Event
 ) -> None:
     engine = connect_engine(config, on_connect=lambda epoch: gateway.versions.mark_lost())
     app = make_app(
@@ -155,7 +164,7 @@ async def _serve_until_stopped(
         engine=engine,
         renderer=renderer,
         keys=load_keys(config),
-        identity=name,
+        identity=identity,
         engine_alive=lambda: engine.connected,
     )
     gateway = app[_GATEWAY_KEY]

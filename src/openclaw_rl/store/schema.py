@@ -362,6 +362,14 @@ events = Table(
 
 cursors = Table("cursors", metadata, Column("name", Text, primary_key=True), *_required(Integer, "seq"))
 
+file_digests = Table(  # of large files, by what identifies their content (`store/file_digests.py`)
+    "file_digests",
+    metadata,
+    Column("path", Text, primary_key=True),
+    *_required(Integer, "size modified_ns inode"),
+    *_required(LargeBinary, "sha256"),
+)
+
 attempts = Table(  # what the workers are working on, and how often they began
     "attempts",
     metadata,

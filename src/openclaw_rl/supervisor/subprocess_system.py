@@ -18,7 +18,7 @@ from typing import Any, Literal, Self
 from sqlalchemy import Connection
 
 from openclaw_rl.common.sockets import free_port
-from openclaw_rl.errors import OpenClawError
+from openclaw_rl.errors import OpenClawError, StoreError
 from openclaw_rl.methods.registry import make_method
 from openclaw_rl.settings.load import Config, from_flat, to_environment
 from openclaw_rl.store import heartbeats, turns
@@ -30,8 +30,12 @@ from openclaw_rl.store.lineage.policy_marks import frozen_since
 from openclaw_rl.store.lineage.training_queue import count_trainable, trainable_groups
 from openclaw_rl.supervisor.supervisor import prepare_home, read_key
 
-READY_TIMEOUTS = {"embedded": 120.0}  # seconds, per backend
-_DEFAULT_READY_TIMEOUT = 600.0  # a server may load a large model and compile it
+READY_TIMEOUT = 600.0
+"""Seconds in which a system must be ready. The time in which a worker starts does not count: it grows with the model,
+and `run.startup_timeout` bounds it."""
+_NOTE_SECONDS = 5.0  # seconds between two notes of a start
+_STOP_SECONDS = 20.0  # seconds between SIGTERM and SIGKILL
+_REPLY_TIMEOUT = 600.0  # seconds; long, for slow models
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +67,23 @@ class SubprocessSystem:
     Output goes to `<home>/logs/up.log`. Raises `OpenClawError` with the last log lines if it does not become ready.
     """
 
-    def __init__(self, config: Config, *, command: Literal["up", "serve"] = "up", agreed: bool = False) -> None:
+    def __init__(
+        self,
+        config: Config,
+        *,
+        command: Literal["up", "serve"] = "up",
+        agreed: bool = False,
+        on_note: Callable[[str], None] = lambda note: None,
+    ) -> None:
         """`command`: "serve" starts only the engine and the gateway. `agreed`: the owner did, to what is sent away.
 
         It has no terminal to ask in: without `agreed`, and without a yes in the store of its home, it does not start.
+        `on_note`: called from time to time with what the workers do while they start.
         """
-        self.config, self._command, self._agreed = config, command, agreed
+        self.config = config
+        self._command = command
+        self._agreed = agreed
+        self._on_note = on_note
         prepare_home(config)
         self._log = config.logs_dir / "up.log"
         self._process: subprocess.Popen[bytes] | None = None
@@ -102,16 +117,18 @@ class SubprocessSystem:
 
     def _wait_ready(self) -> None:
         assert self._process is not None
-        within = READY_TIMEOUTS.get(self.config.engine.backend, _DEFAULT_READY_TIMEOUT)
-        end = time.monotonic() + within
-        while time.monotonic() < end:
+        notes = StartingNotes(self.config, self._on_note)
+        deadline = time.monotonic() + READY_TIMEOUT
+        while time.monotonic() < deadline:
             if self._process.poll() is not None:
                 code = self._process.returncode
                 raise OpenClawError(f"`openclaw-rl {self._command}` ended with {code}:\n{self.log_tail()}")
             if is_ready(self.base_url, self.config.serve.api_key):
                 return
+            if notes.read_note():
+                deadline = time.monotonic() + READY_TIMEOUT
             time.sleep(0.1)
-        raise OpenClawError(f"the system was not ready within {within:g} s:\n{self.log_tail()}")
+        raise OpenClawError(f"the system was not ready within {READY_TIMEOUT:g} s:\n{self.log_tail()}")
 
     def wait_until_settled(self, timeout: float = 60.0, quiet: float = 1.5) -> int:
         """Wait until all turns so far are judged and trained on and the result is served; return the served version.
@@ -199,11 +216,48 @@ class SubprocessSystem:
         stop_process(self._process)
 
 
+class StartingNotes:
+    """Reads what the workers of a system do while they start."""
+
+    def __init__(self, config: Config, on_note: Callable[[str], None]) -> None:
+        """`on_note`: called with the note when it has changed, at most every few seconds."""
+        self._config = config
+        self._on_note = on_note
+        self._note = ""
+        self._shown = ""
+        self._read_at = self._shown_at = time.monotonic()
+
+    def read_note(self) -> str:
+        """Return a note such as "gateway: hashing weights: 7.2 of 24.0 GiB"; empty if no worker is starting.
+
+        The store is read at most once a second.
+        """
+        now = time.monotonic()
+        if now - self._read_at >= 1.0:
+            self._read_at = now
+            self._note = self._read_beats()
+            if self._note and self._note != self._shown and now - self._shown_at >= _NOTE_SECONDS:
+                self._shown = self._note
+                self._shown_at = now
+                self._on_note(self._note)
+        return self._note
+
+    def _read_beats(self) -> str:
+        try:
+            with Store.open(self._config.store_path, create=False) as store, store.read() as conn:
+                beats = heartbeats.read_heartbeats(conn)
+        except StoreError:  # it does not exist yet, or the disk is busy
+            return ""
+        now = time.time()
+        starting = (beat for beat in beats if beat.state == heartbeats.STARTING and beat.is_alive(now))
+        return "; ".join(f"{beat.name}: {beat.note}" for beat in starting)
+
+
 def stop_process(process: subprocess.Popen[bytes]) -> None:
-    """Terminate a process; kill it after 20 seconds."""
+    """Terminate a process; kill it after `_STOP_SECONDS`."""
     process.terminate()  # does nothing if it has ended
     try:
-        process.wait(20)
+        process.wait(_STOP_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
@@ -242,7 +296,7 @@ def post_json(
         headers={"Authorization": f"Bearer {system.api_key}", "Content-Type": "application/json", **(headers or {})},
     )
     try:
-        with urllib.request.urlopen(request, timeout=120) as response:
+        with urllib.request.urlopen(request, timeout=_REPLY_TIMEOUT) as response:
             return dict(json.load(response))
     except urllib.error.HTTPError as error:
         raise OpenClawError(f"{path}: {error.code} {error.read().decode(errors='replace')[:500]}") from error

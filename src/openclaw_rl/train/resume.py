@@ -18,7 +18,7 @@ from openclaw_rl.common.policy_digest import ADAPTER_CONFIG, hash_folder
 from openclaw_rl.errors import ConfigError, IdentityMismatch, ModelError, StaleLease
 from openclaw_rl.render.model_folder import ModelFiles, compute_identity
 from openclaw_rl.settings.load import Config, TrainConfig
-from openclaw_rl.store import events
+from openclaw_rl.store import events, file_digests
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.train import checkpoints, policy_folders
@@ -97,15 +97,16 @@ def _is_started(store: Store, folder: Path, note: CheckpointMeta) -> bool:
 
 
 def _adopt_checkpoint(config: Config, store: Store, folder: Path, note: CheckpointMeta) -> None:
-    name = compute_identity(ModelFiles.from_config(config.model))
-    if name != note.identity:
+    model_files = ModelFiles.from_config(config.model)
+    identity = compute_identity(model_files, file_digests.digest_files(store, model_files.weights))
+    if identity != note.identity:
         raise IdentityMismatch(
             f"{folder} was trained from {note.model} (identity {note.identity[:12]}), and the model is "
-            f"{config.model.path} (identity {name[:12]}): tokenizer, template or weights differ, so it cannot be used. "
-            f"Set model.path {note.model}"
+            f"{config.model.path} (identity {identity[:12]}): tokenizer, template or weights differ, so it cannot be "
+            f"used. Set model.path {note.model}"
         )
     with store.write() as conn:
-        policies.ensure_root(conn, base=config.model.path, identity=name, at=time.time())
+        policies.ensure_root(conn, base=config.model.path, identity=identity, at=time.time())
     keeper = LeaseKeeper(store, ttl=config.train.safety.lease_ttl)
     try:
         _publish_checkpoint(config, store, keeper, folder, note)

@@ -22,11 +22,14 @@ from openclaw_rl.store.db import Store
 from openclaw_rl.store.lessons.practice_turns import practised_versions
 from openclaw_rl.store.lineage import policies, policy_marks
 from openclaw_rl.store.lineage.policy_names import read_heads
-from openclaw_rl.train.policy_folders import has_metadata, versions_on_disk
+from openclaw_rl.train.policy_folders import folder_bytes, has_metadata, versions_on_disk
 from openclaw_rl.types import Policy, PolicyState
 
 log = logging.getLogger(__name__)
-REMOVAL_DELAY = 60.0  # seconds from the record to the removal of weights, which an engine may be loading
+REMOVAL_DELAY = 60.0
+"""Seconds from the record to the removal of weights, which an engine may be loading: for a folder of up to
+`_BYTES_IN_DELAY`, and longer for a larger one."""
+_BYTES_IN_DELAY = 3e9  # bytes that an engine reads in `REMOVAL_DELAY` from a slow disk
 KEPT_FULL_OPTIMIZERS = (
     2  # newest full models whose optimizer states are kept; a state is six times as large as the base
 )
@@ -66,7 +69,8 @@ class VersionThinner:
             if not policies.is_removed(policy):
                 _remove_names(policy, {name for name, digest in policy.files.items() if digest is None})
                 continue
-            due = self._removal_times.setdefault(policy.version, time.monotonic() + REMOVAL_DELAY)
+            delay = REMOVAL_DELAY * max(1.0, folder_bytes(policy.path) / _BYTES_IN_DELAY)
+            due = self._removal_times.setdefault(policy.version, time.monotonic() + delay)
             if time.monotonic() >= due:
                 shutil.rmtree(str(policy.path), ignore_errors=True)
                 del self._removal_times[policy.version]

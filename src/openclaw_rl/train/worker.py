@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from openclaw_rl.common.message_hash import EphemeralMatcher
 from openclaw_rl.common.worker_loop import run_worker_loop
+from openclaw_rl.errors import StartStopped
 from openclaw_rl.gates.make_gate import make_gate
 from openclaw_rl.gates.reply_source import ReplySource
 from openclaw_rl.methods.registry import make_method
@@ -19,7 +20,7 @@ from openclaw_rl.protocols import Trainer
 from openclaw_rl.render.model_folder import ModelFiles, compute_identity
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.settings.load import Config
-from openclaw_rl.store import heartbeats
+from openclaw_rl.store import file_digests, heartbeats
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.store.lineage.policy_names import require_owner, start_policies
@@ -48,6 +49,8 @@ async def run(config: Config, *, stop: asyncio.Event, on_loaded: Callable[[], No
         return
     store = await asyncio.to_thread(Store.open, config.store_path)
     try:
+        heartbeats.write_heartbeat(store, "train", "starting", heartbeats.STARTING)
+        await asyncio.to_thread(_hash_weights, config, store, stop)
         heartbeats.write_heartbeat(store, "train", "loading the base model", heartbeats.STARTING)
         loop = await asyncio.to_thread(open_train_loop, config, store)
         on_loaded()
@@ -65,8 +68,17 @@ async def run(config: Config, *, stop: asyncio.Event, on_loaded: Callable[[], No
             )
         finally:
             await asyncio.to_thread(loop.close)
+    except StartStopped as error:
+        log.info("%s", error)
     finally:
         store.close()
+
+
+def _hash_weights(config: Config, store: Store, stop: asyncio.Event) -> None:
+    """Compute the digests that `open_train_loop` needs, with the progress in the heartbeat."""
+    files = ModelFiles.from_config(config.model)
+    report = file_digests.heartbeat_reporter(store, "train")
+    file_digests.digest_files(store, files.weights, report=report, should_stop=stop.is_set)
 
 
 def open_train_loop(config: Config, store: Store, replies: ReplySource | None = None) -> TrainLoop:
@@ -77,8 +89,9 @@ def open_train_loop(config: Config, store: Store, replies: ReplySource | None = 
     `replies`: source of the replies for gate and practice; default: the gateway that runs on the home.
     """
     files = ModelFiles.from_config(config.model)
+    identity = compute_identity(files, file_digests.digest_files(store, files.weights))
     with store.write() as conn:
-        policies.ensure_root(conn, base=str(files.folder), identity=compute_identity(files), at=time.time())
+        policies.ensure_root(conn, base=str(files.folder), identity=identity, at=time.time())
         start_policies(conn, require_owner(conn, config.policy.per))
     method = make_method(config.train)
     builder = SampleBuilder(

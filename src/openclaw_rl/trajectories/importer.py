@@ -1,8 +1,13 @@
-"""Import trajectories into the store: check, tokenise, score with the head, and write each one whole or not at all."""
+"""Import trajectories into the store: check, tokenise, score with the head, and write them in short transactions.
+
+A trajectory is refused as a whole or not at all. An import that is interrupted leaves the turns that it has written;
+the next one adds the others.
+"""
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,8 +24,10 @@ from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.settings.load import Config
 from openclaw_rl.store import exchanges, imported_turns
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.file_digests import ReportProgress, digest_files
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.store.rows import pack_logprobs, to_json
+from openclaw_rl.trajectories.entry_writer import EntryWriter
 from openclaw_rl.trajectories.files import TrajectoryEntry
 from openclaw_rl.trajectories.report import ImportReport
 from openclaw_rl.trajectories.resolve import ResolvedTurn, resolve_turns
@@ -29,8 +36,10 @@ from openclaw_rl.trajectories.turn_builder import BuiltTurn, TurnBuilder
 from openclaw_rl.types import Exchange, Ids, Logprobs, Policy, Span
 
 GROUP_SIZE = 64
-"""Trajectories that are tokenised and scored together, and committed in one transaction."""
+"""Trajectories that are tokenised and scored together."""
 GROUP_BYTES = 8 * 2**20
+LONGEST_TRANSACTION = 0.02
+"""Seconds until the write lock is released, because replies and other workers wait for it. One turn may take longer."""
 BUILT_SHARE, SCORED_SHARE = 0.25, 0.75
 """Progress of a trajectory when it has its tokens, and when it has its log-probabilities."""
 EntryProgress = Callable[[TrajectoryEntry, float], None]
@@ -56,10 +65,20 @@ class _PendingEntry:
     built: list[BuiltTurn]
 
 
-def load_head(store: Store, files: ModelFiles) -> Policy:
+def identify_model(
+    store: Store,
+    files: ModelFiles,
+    report: ReportProgress = lambda progress: None,
+    should_stop: Callable[[], bool] = bool,
+) -> str:
+    """Return the identity of the model. Weights that the store does not know are hashed, which may take minutes."""
+    return compute_identity(files, digest_files(store, files.weights, report=report, should_stop=should_stop))
+
+
+def load_head(store: Store, files: ModelFiles, identity: str) -> Policy:
     """Return the store's head; create the root of a new store. Raises `IdentityMismatch` for another model."""
     with store.write() as conn:
-        policies.ensure_root(conn, base=str(files.folder), identity=compute_identity(files), at=time.time())
+        policies.ensure_root(conn, base=str(files.folder), identity=identity, at=time.time())
     with store.read() as conn:
         return policies.head(conn)
 
@@ -79,16 +98,28 @@ def load_scorer(config: Config, files: ModelFiles, head: Policy) -> LogprobScore
 class TrajectoryImporter:
     """Imports trajectories for one model. The policy is loaded when the first turn needs scores."""
 
-    def __init__(self, config: Config, store: Store, *, score: bool = True) -> None:
-        """Raises `ModelError` for a missing model, `IdentityMismatch` for a store of another model."""
+    def __init__(
+        self,
+        config: Config,
+        store: Store,
+        *,
+        score: bool = True,
+        report: ReportProgress = lambda progress: None,
+        should_stop: Callable[[], bool] = bool,
+    ) -> None:
+        """`report`, `should_stop`: progress of the hashing of weights that are new to the store, and its end.
+
+        Raises `ModelError` for a missing model, `IdentityMismatch` for a store of another model, `StartStopped`.
+        """
         files = ModelFiles.from_config(config.model)
         self._store, self._wants_scores = store, score
-        self._head = load_head(store, files)
+        identity = identify_model(store, files, report, should_stop)
+        self._head = load_head(store, files, identity)
         self._load_scorer: Callable[[], LogprobScorer] = lambda: load_scorer(config, files, self._head)
         self._scorer: LogprobScorer | None = None
         self._builder = TurnBuilder(
             Renderer(files, literal_text=config.serve.special_tokens != "model"),
-            identity=compute_identity(files),
+            identity=identity,
             key=store.secret,
             transient=EphemeralMatcher(config.serve.ephemeral_patterns),
             version=self._head.version,
@@ -117,8 +148,7 @@ class TrajectoryImporter:
         now = time.time()
         for wave in _disjoint_runs(_resolve_entries(group, report)):
             ready = self._score_entries(self._build_entries(wave, report, now, follow), report, follow)
-            with self._store.write() as conn:
-                self._write_entries(conn, ready, report, now, follow)
+            self._write_entries(ready, report, now, follow)
 
     def _build_entries(
         self, plans: Sequence[_ResolvedEntry], report: ImportReport, now: float, follow: EntryProgress
@@ -160,25 +190,34 @@ class TrajectoryImporter:
         return [replace(one, built=[done.get(m.request.id, m) for m in one.built]) for one in ready]
 
     def _write_entries(
-        self, conn: Connection, ready: Sequence[_PendingEntry], report: ImportReport, now: float, follow: EntryProgress
+        self, ready: Sequence[_PendingEntry], report: ImportReport, now: float, follow: EntryProgress
     ) -> None:
-        made = [m for one in ready for m in one.built]
-        # Another import may have added some of them since.
-        since = imported_turns.known_turns(conn, [m.request.id for m in made])
-        made = [m for m in made if m.request.id not in since]
-        imported_turns.insert_turns(conn, [m.request for m in made], [m.reply for m in made], [m.place for m in made])
-        states = {**{id_: k for one in ready for id_, k in one.known.items()}, **since}
-        states |= imported_turns.known_turns(conn, [m.request.id for m in made])
-        fresh = {m.request.id for m in made}
-        for one in ready:
-            ours = [p for p in one.planned if states[p.id].imported]
-            outcomes = [outcome for p in ours if (outcome := self._builder.turn_outcome(p, now)).has_content]
-            news = False
-            for number, outcome in enumerate(outcomes):
-                news |= imported_turns.apply_outcome(conn, outcome, states[outcome.turn], now)
-                follow(one.entry, SCORED_SHARE + (1 - SCORED_SHARE) * number / len(outcomes))
-            new = sum(p.id in fresh for p in one.planned)
-            report.counts.count_trajectory(turns=new, of=len(one.planned), news=news)
+        """Write the turns in transactions of `LONGEST_TRANSACTION`. Whatever can be computed before them is.
+
+        The last turn is written in a durable one, before which the disk has all the others.
+        """
+        waiting = deque(self._make_writer(pending, now, follow) for pending in ready)
+        turns_left = sum(writer.size for writer in waiting)
+        while waiting:
+            is_last = turns_left == 1
+            with self._store.write(durable=is_last) as conn:
+                deadline = time.monotonic() + LONGEST_TRANSACTION
+                has_time = True
+                while has_time:
+                    writer = waiting[0]
+                    writer.write_turn(conn)
+                    turns_left -= 1
+                    if writer.is_complete:
+                        waiting.popleft()
+                        report.counts.count_trajectory(turns=writer.new_turns, of=writer.size, news=writer.has_news)
+                    has_time = turns_left > 1 and time.monotonic() < deadline
+
+    def _make_writer(self, pending: _PendingEntry, now: float, follow: EntryProgress) -> EntryWriter:
+        def report_share(share: float) -> None:
+            follow(pending.entry, SCORED_SHARE + (1 - SCORED_SHARE) * share)
+
+        outcomes = [self._builder.turn_outcome(turn, now) for turn in pending.planned]
+        return EntryWriter(outcomes, pending.built, now=now, on_progress=report_share)
 
 
 def _resolve_entries(group: Sequence[TrajectoryEntry], report: ImportReport) -> list[_ResolvedEntry]:
@@ -261,7 +300,7 @@ def score_unscored(config: Config, store: Store, progress: Callable[[int], None]
     Raises `ModelError`, `IdentityMismatch`, `StoreError`; turns scored until then keep their scores.
     """
     files = ModelFiles.from_config(config.model)
-    head = load_head(store, files)
+    head = load_head(store, files, identify_model(store, files))
     scorer: LogprobScorer | None = None
     after, done = 0, 0
     while True:

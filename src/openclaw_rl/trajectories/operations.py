@@ -25,8 +25,10 @@ from sqlalchemy import Connection
 
 from openclaw_rl.common.terminal import TerminalConsole
 from openclaw_rl.errors import OpenClawError
+from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.settings.load import Config
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.file_digests import NOTABLE_BYTES, DigestProgress, ReportProgress, digest_files
 from openclaw_rl.store.rows import to_json
 from openclaw_rl.store.sessions import (
     StoredSession,
@@ -76,7 +78,8 @@ def import_files(config: Config, paths: Sequence[str], *, score: bool, report: s
     """Import files. Return False if some trajectories were refused. Raises `OpenClawError`."""
     found = reading.find_files([Path(p).expanduser() for p in paths])
     with Store.open(config.store_path) as store:
-        importer = TrajectoryImporter(config, store, score=score)
+        with _hashing_progress() as show:
+            importer = TrajectoryImporter(config, store, score=score, report=show)
         file = Path(report) if report else config.logs_dir / REFUSALS_FILE
         with ImportReport(file) as result, _byte_progress("importing", found) as tick:
             importer.run(_iter_entries(found), result, follow=_make_follower(tick))
@@ -87,12 +90,12 @@ def import_files(config: Config, paths: Sequence[str], *, score: bool, report: s
 def score_imported(config: Config) -> None:
     """Compute the log-probabilities that an import left out. Raises `OpenClawError`."""
     columns = (TextColumn("scoring"), MofNCompleteColumn(), TimeElapsedColumn())
-    with (
-        Store.open(config.store_path, create=False) as store,
-        Progress(*columns, console=TerminalConsole(stderr=True)) as bar,
-    ):
-        task = bar.add_task("scoring", total=None)
-        done = score_unscored(config, store, lambda n: bar.advance(task, n))
+    with Store.open(config.store_path, create=False) as store:
+        with _hashing_progress() as show:
+            digest_files(store, ModelFiles.from_config(config.model).weights, report=show)
+        with Progress(*columns, console=TerminalConsole(stderr=True)) as bar:
+            task = bar.add_task("scoring", total=None)
+            done = score_unscored(config, store, lambda n: bar.advance(task, n))
     TerminalConsole().print(f"{done} turns scored")
 
 
@@ -302,6 +305,22 @@ def _byte_progress(what: str, files: Sequence[Path]) -> Iterator[ProgressTick]:
             bar.update(task, advance=size, done=bar.tasks[0].fields["done"] + number)
 
         yield advance_bar
+
+
+@contextmanager
+def _hashing_progress() -> Iterator[ReportProgress]:
+    """Show the hashing of weights that are new to the store, if it takes more than a moment."""
+    columns = (TextColumn("hashing weights"), BarColumn(), DownloadColumn(), TimeRemainingColumn(True))
+    with Progress(*columns, console=TerminalConsole(stderr=True)) as bar:
+
+        def show(progress: DigestProgress) -> None:
+            if progress.total < NOTABLE_BYTES:
+                return
+            if not bar.tasks:
+                bar.add_task("hashing weights")
+            bar.update(bar.task_ids[0], completed=progress.done, total=progress.total)
+
+        yield show
 
 
 @contextmanager

@@ -16,10 +16,11 @@ from openclaw_rl.common import disk_space
 from openclaw_rl.common.atomic_files import ensure_folder
 from openclaw_rl.common.progress import record_progress
 from openclaw_rl.common.worker_loop import run_worker_loop
-from openclaw_rl.errors import ConfigError, OpenClawError, StoreError
+from openclaw_rl.errors import ConfigError, OpenClawError, StartStopped, StoreError
 from openclaw_rl.settings.load import Config
 from openclaw_rl.store import events, heartbeats, sessions
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.file_digests import DigestProgress
 from openclaw_rl.trajectories import files as reading
 from openclaw_rl.trajectories import parquet
 from openclaw_rl.trajectories.atomic_write import remove_unfinished
@@ -160,7 +161,12 @@ class FolderSync:
         fresh = [(file, mark) for file in files if (mark := _file_change(self._store, file)) is not None]
         if not fresh or self._should_stop():
             return
-        importer = TrajectoryImporter(self._config, self._store)
+        try:
+            importer = TrajectoryImporter(
+                self._config, self._store, report=self._report_hashing, should_stop=self._should_stop
+            )
+        except StartStopped:
+            return
         with ImportReport(self._config.logs_dir / REFUSALS_FILE) as report:
             for file, (name, seen) in fresh:
                 self.note = f"importing {file.name}: {trajectories_text(report.counts.imported)} so far"
@@ -175,6 +181,9 @@ class FolderSync:
         self._imported += report.counts.imported + report.counts.grown
         self._refused += report.refused_count
         self._log_report(report)
+
+    def _report_hashing(self, progress: DigestProgress) -> None:
+        self.note = progress.describe()
 
     def _import_file(self, importer: TrajectoryImporter, file: Path, name: str, report: ImportReport) -> None:
         """Import all entries of a file; one at a time if a worker died on the file before."""
