@@ -7,12 +7,15 @@ import errno
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from openclaw_rl.common import disk_space, progress, worker_loop
 from openclaw_rl.common.worker_loop import WriteHeartbeat, repeat_while_disk_full, run_worker_loop
 from openclaw_rl.errors import DiskFull, StoreError
+from openclaw_rl.store import heartbeats
+from openclaw_rl.store.db import Store
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
@@ -57,32 +60,36 @@ def test_a_stop_is_told_to_a_worker_that_is_busy() -> None:
     assert told.is_set()
 
 
-@pytest.mark.parametrize("kind", ["progress", "library", "hang"])
-def test_heartbeats_during_a_long_call_follow_its_progress(kind: str) -> None:
-    beats: list[float] = []
-    counted: list[int] = []
+@pytest.mark.parametrize("advances", [True, False])
+def test_heartbeats_during_a_long_call_say_whether_it_advances(tmp_path: Path, advances: bool) -> None:
+    """Each heartbeat during the call has what it does; only progress moves the time of the last advance."""
+    activity = progress.Activity(kind=progress.WorkKind.TRAIN, number=2, total=3, expected=30.0)
+    seen: list[heartbeats.Heartbeat] = []
 
-    def work() -> bool:
-        if counted:
+    with Store.open(tmp_path / "store.db") as store:
+        write = heartbeats.heartbeat_writer(store, "train", lambda: "training")
+
+        def write_and_read(problem: str | None) -> None:
+            write(problem)
+            with store.read() as conn:
+                (beat,) = heartbeats.read_heartbeats(conn)
+            if beat.activity is not None:
+                seen.append(beat)
+
+        def work() -> bool:
+            end = time.monotonic() + 60
+            with progress.working_on(activity):
+                while len(seen) < 5 and time.monotonic() < end:
+                    if advances:
+                        progress.record_progress()
+                    time.sleep(0.01)
             return False
-        before = len(beats)
-        if kind == "progress":
-            for _ in range(60):
-                progress.record_progress()
-                time.sleep(0.02)
-        elif kind == "library":
-            with progress.library_call():
-                time.sleep(2.2)
-        else:
-            time.sleep(0.6)
-        counted.append(len(beats) - before)
-        return False
 
-    run_until(lambda: bool(counted), work, lambda _: beats.append(time.monotonic()))
-    if kind == "hang":
-        assert counted[0] <= 1, "a call without progress looked alive"
-    else:
-        assert counted[0] >= 2
+        run_until(lambda: len(seen) >= 5, work, write_and_read)
+    first = seen[0].advanced_at
+    assert {beat.activity for beat in seen[:5]} == {activity}
+    assert (seen[4].advanced_at > first) == advances
+    assert seen[4].at > first
 
 
 @pytest.mark.parametrize(

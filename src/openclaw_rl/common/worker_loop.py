@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from openclaw_rl.common import disk_space
-from openclaw_rl.common.progress import progress_count
+from openclaw_rl.common.progress import record_progress
 from openclaw_rl.errors import DiskFull, StoreError
 
 log = logging.getLogger(__name__)
@@ -74,8 +74,9 @@ async def run_worker_loop(
 ) -> None:
     """Call `run_once` in a thread until `stop` is set; wait `poll` seconds when it returns a false value.
 
-    During a call, heartbeats are written while it records progress (`common.progress`). Without them, the supervisor
-    restarts a worker that hangs. On a full disk the call is repeated each second.
+    The begin and the end of a call are progress (`common.progress`); what else is, the call records. During a call
+    heartbeats are written, too: they say whether it advances, from which the supervisor sees whether it hangs.
+    On a full disk the call is repeated each second.
     `on_stop`: called in a thread as soon as `stop` is set, also during a call, because a long one may be killed.
     """
     heartbeat = HeartbeatTimer(write_heartbeat)
@@ -97,12 +98,11 @@ async def _run_until_stop(
     pause = DiskPause()
     while not stop.is_set():
         await heartbeat.write_if_due(pause.problem)
+        record_progress()
         work = asyncio.create_task(asyncio.to_thread(run_once))
-        seen = progress_count()
         while not (await asyncio.wait({work}, timeout=HEARTBEAT_SECONDS))[0]:
-            if progress_count() != seen:
-                seen = progress_count()
-                await heartbeat.write_if_due()
+            await heartbeat.write_if_due()
+        record_progress()
         try:
             has_more = work.result()
         except Exception as error:  # a full disk shows in errors of many kinds; all others are raised
