@@ -41,7 +41,9 @@ class Activity:
     allowed: float | None = None
     """Seconds within which this piece must end; None: it follows from `expected` and `run.heartbeat_timeout`."""
     remaining: float | None = None
-    """Seconds by the clock until the last piece ends, at the speed of the earlier ones; None: not measured."""
+    """Seconds by the clock from `began_at` to the end of the last piece, at the speed so far; None: not measured."""
+    began_at: float | None = None
+    """When this piece began, in seconds since the epoch."""
 
 
 _PASS_NAMES = {WorkKind.SCORE: "scoring pass", WorkKind.TRAIN: "training pass"}

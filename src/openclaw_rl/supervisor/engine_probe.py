@@ -76,7 +76,7 @@ class EngineProbe:
         """Return state and note of the worker's heartbeat; None if the engine may only be busy.
 
         `started_at`: of the worker, in monotonic seconds; `limit`: seconds after which a silent worker is restarted;
-        `quiet`: what it had of the machine since its last answer, by which an engine that hangs differs from a busy machine.
+        `quiet`: what it had of the machine since its last answer; on a busy machine that is little.
         """
         engine = self._config.engine
         where = f"the engine at {self._server.url}" if self._server else "the engine"
