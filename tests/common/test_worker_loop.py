@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -149,3 +151,39 @@ def test_a_worker_whose_start_meets_a_full_disk_is_started_again_in_its_process(
 
     asyncio.run(repeat_while_disk_full(run, asyncio.Event()))
     assert len(starts) == 3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a priority for each thread")
+def test_on_a_busy_machine_work_runs_in_a_thread_that_keeps_its_priority() -> None:
+    """In a process of its own, because a priority cannot be raised again."""
+    program = """
+import asyncio, os, threading
+from openclaw_rl.common import worker_loop
+threads = worker_loop.WorkThreads()
+worker_loop.lower_priority(10, but=threads.fair_ids)
+seen = []
+async def main():
+    stop = asyncio.Event()
+    def work():
+        seen.append((worker_loop.is_machine_busy(), os.getpriority(os.PRIO_PROCESS, threading.get_native_id())))
+        worker_loop.is_machine_busy = lambda: len(seen) % 2 == 1
+        if len(seen) == 4:
+            loop.call_soon_threadsafe(stop.set)
+    loop = asyncio.get_running_loop()
+    worker_loop.is_machine_busy = lambda: False
+    await worker_loop.run_worker_loop(
+        work, lambda problem: None, stop, poll=0.001, pick_executor=threads.pick_executor
+    )
+asyncio.run(main())
+threads.close()
+print([nice for _, nice in seen])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "[10, 0, 10, 0]"
+
+
+def test_a_load_of_other_programs_makes_a_machine_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1}, raising=False)
+    for load, busy in ((0.0, False), (5.0, False), (22.0, True)):
+        monkeypatch.setattr("os.getloadavg", lambda load=load: (load, 0.0, 0.0))
+        assert worker_loop.is_machine_busy() == busy

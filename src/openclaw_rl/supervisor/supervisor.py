@@ -85,7 +85,7 @@ async def _run_async_worker(name: str, config: Config) -> None:
     else:
         from openclaw_rl.train.worker import run as run_training
 
-        run = partial(run_training, on_loaded=lambda: lower_priority(_NICE_VALUES[name]))
+        run = partial(run_training, on_loaded=lambda threads: lower_priority(_NICE_VALUES[name], but=threads))
     await repeat_while_disk_full(lambda: run(config, stop=stop), stop)
 
 
