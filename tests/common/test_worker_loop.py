@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from openclaw_rl.common import disk_space, progress, worker_loop
 from openclaw_rl.common.worker_loop import WriteHeartbeat, repeat_while_disk_full, run_worker_loop
 from openclaw_rl.errors import DiskFull, StoreError
+from openclaw_rl.store import heartbeats
+from openclaw_rl.store.db import Store
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
@@ -57,32 +62,36 @@ def test_a_stop_is_told_to_a_worker_that_is_busy() -> None:
     assert told.is_set()
 
 
-@pytest.mark.parametrize("kind", ["progress", "library", "hang"])
-def test_heartbeats_during_a_long_call_follow_its_progress(kind: str) -> None:
-    beats: list[float] = []
-    counted: list[int] = []
+@pytest.mark.parametrize("advances", [True, False])
+def test_heartbeats_during_a_long_call_say_whether_it_advances(tmp_path: Path, advances: bool) -> None:
+    """Each heartbeat during the call has what it does; only progress moves the time of the last advance."""
+    activity = progress.Activity(kind=progress.WorkKind.TRAIN, number=2, total=3, expected=30.0)
+    seen: list[heartbeats.Heartbeat] = []
 
-    def work() -> bool:
-        if counted:
+    with Store.open(tmp_path / "store.db") as store:
+        write = heartbeats.heartbeat_writer(store, "train", lambda: "training")
+
+        def write_and_read(problem: str | None) -> None:
+            write(problem)
+            with store.read() as conn:
+                (beat,) = heartbeats.read_heartbeats(conn)
+            if beat.activity is not None:
+                seen.append(beat)
+
+        def work() -> bool:
+            end = time.monotonic() + 60
+            with progress.working_on(activity):
+                while len(seen) < 5 and time.monotonic() < end:
+                    if advances:
+                        progress.record_progress()
+                    time.sleep(0.01)
             return False
-        before = len(beats)
-        if kind == "progress":
-            for _ in range(60):
-                progress.record_progress()
-                time.sleep(0.02)
-        elif kind == "library":
-            with progress.library_call():
-                time.sleep(2.2)
-        else:
-            time.sleep(0.6)
-        counted.append(len(beats) - before)
-        return False
 
-    run_until(lambda: bool(counted), work, lambda _: beats.append(time.monotonic()))
-    if kind == "hang":
-        assert counted[0] <= 1, "a call without progress looked alive"
-    else:
-        assert counted[0] >= 2
+        run_until(lambda: len(seen) >= 5, work, write_and_read)
+    first = seen[0].advanced_at
+    assert {beat.activity for beat in seen[:5]} == {activity}
+    assert (seen[4].advanced_at > first) == advances
+    assert seen[4].at > first
 
 
 @pytest.mark.parametrize(
@@ -142,3 +151,39 @@ def test_a_worker_whose_start_meets_a_full_disk_is_started_again_in_its_process(
 
     asyncio.run(repeat_while_disk_full(run, asyncio.Event()))
     assert len(starts) == 3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a priority for each thread")
+def test_on_a_busy_machine_work_runs_in_a_thread_that_keeps_its_priority() -> None:
+    """In a process of its own, because a priority cannot be raised again."""
+    program = """
+import asyncio, os, threading
+from openclaw_rl.common import worker_loop
+threads = worker_loop.WorkThreads()
+worker_loop.lower_priority(10, but=threads.fair_ids)
+seen = []
+async def main():
+    stop = asyncio.Event()
+    def work():
+        seen.append((worker_loop.is_machine_busy(), os.getpriority(os.PRIO_PROCESS, threading.get_native_id())))
+        worker_loop.is_machine_busy = lambda: len(seen) % 2 == 1
+        if len(seen) == 4:
+            loop.call_soon_threadsafe(stop.set)
+    loop = asyncio.get_running_loop()
+    worker_loop.is_machine_busy = lambda: False
+    await worker_loop.run_worker_loop(
+        work, lambda problem: None, stop, poll=0.001, pick_executor=threads.pick_executor
+    )
+asyncio.run(main())
+threads.close()
+print([nice for _, nice in seen])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "[10, 0, 10, 0]"
+
+
+def test_a_load_of_other_programs_makes_a_machine_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1}, raising=False)
+    for load, busy in ((0.0, False), (5.0, False), (22.0, True)):
+        monkeypatch.setattr("os.getloadavg", lambda load=load: (load, 0.0, 0.0))
+        assert worker_loop.is_machine_busy() == busy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from tests.train.conftest import builder, fill, head, judged, renderer, starter_
 from openclaw_rl.common.message_hash import EphemeralMatcher
 from openclaw_rl.common.rules.lesson_topics import load_topics
 from openclaw_rl.gates.candidate_gate import CandidateGate
-from openclaw_rl.gates.reply_source import GateReply, ReplyOrder
+from openclaw_rl.gates.reply_source import DelayCode, GateReply, RepliesDelayed, ReplyOrder
 from openclaw_rl.methods.types import Sample, StepResult
 from openclaw_rl.practice.prompts import PromptSelector
 from openclaw_rl.practice.session import PracticeSession
@@ -42,11 +43,14 @@ class ScriptedReplies:
     stop: int
     refuse: Exception | None = None
     orders: list[ReplyOrder] = field(default_factory=list)
+    busy: bool = False  # people's replies are running
 
     def generate(self, orders: Sequence[ReplyOrder]) -> list[GateReply]:
         """See `ReplySource.generate`."""
         if self.refuse is not None:
             raise self.refuse
+        if self.busy and not all(order.beside for order in orders):
+            raise RepliesDelayed("replies to people are running", DelayCode.BUSY)
         self.orders += orders
         logprobs = np.full(3, -1.0, np.float32)
         return [
@@ -88,7 +92,13 @@ def make_loop(store: Store, builder: SampleBuilder, replies: ScriptedReplies, tm
     """Returns a loop with a scripted trainer that practises; keywords are settings of practice."""
     opened: list[TrainLoop] = []
 
-    def make(trainer: ScriptedTrainer | None = None, *, gate: bool = False, **settings: Any) -> TrainLoop:
+    def make(
+        trainer: ScriptedTrainer | None = None,
+        *,
+        gate: bool = False,
+        clock: Callable[[], float] = time.time,
+        **settings: Any,
+    ) -> TrainLoop:
         for loop in opened:
             loop.close()
         practice = PracticeSession(
@@ -101,6 +111,7 @@ def make_loop(store: Store, builder: SampleBuilder, replies: ScriptedReplies, tm
                 read_topics=lambda: load_topics(None),
             ),
             replies,
+            clock=clock,
         )
         opened.append(
             TrainLoop(

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import openai
@@ -14,7 +15,17 @@ import pytest
 from tests.serve.conftest import KEY, USER, Site, Start, wait_for
 
 from openclaw_rl.common.gateway_address import GATE_REPLY_PATH, GatewayAddress, publish_address
-from openclaw_rl.gates.reply_source import GateReply, GatewayReplySource, NoGateway, RepliesDelayed, ReplyOrder
+from openclaw_rl.common.progress import progress_count
+from openclaw_rl.gates import reply_source
+from openclaw_rl.gates.reply_source import (
+    DelayCode,
+    GateReply,
+    GatewayReplySource,
+    NoGateway,
+    RepliesDelayed,
+    ReplyOrder,
+)
+from openclaw_rl.serve.gate import reply_handler
 from openclaw_rl.store import heartbeats, leases
 from openclaw_rl.store.lineage import candidates, policy_marks
 from openclaw_rl.types import Policy, PolicyState
@@ -142,6 +153,51 @@ def test_it_ends_before_the_prompt_of_a_person_is_there(start: Start, tmp_path: 
         with pytest.raises(RepliesDelayed, match="replies to people are running"):
             gate.result(10)
     assert site.count() == 0
+
+
+def test_a_reply_beside_people_takes_nothing_from_them(start: Start, tmp_path: Path) -> None:
+    """Practice gets one reply at a time while a person's replies run; both are complete."""
+    site = start(delay=0.05)
+    ids = site.script.say("one two three four five six seven eight nine ten eleven twelve")
+    beside = replace(ORDER, version=0, beside=True)
+    with listening(site, tmp_path), ThreadPoolExecutor(3) as pool:
+        person = pool.submit(site.client().chat.completions.create, model="openclaw", messages=[USER])
+        wait_for(lambda: len(site.engine.calls), lambda count: count == 1)
+        practice = pool.submit(GatewayReplySource(tmp_path, site.store, 1).generate, [beside])
+        wait_for(lambda: len(site.engine.calls), lambda count: count == 2)
+        with pytest.raises(RepliesDelayed, match="replies to people are running") as refused:
+            GatewayReplySource(tmp_path, site.store, 1).generate([beside])
+        assert refused.value.code is DelayCode.BUSY
+        assert practice.result(60)[0].token_ids.tolist() == ids
+        assert person.result(60).choices[0].finish_reason == "stop"
+    assert site.count() == 1, "of the reply for practice, nothing is stored"
+
+
+def test_a_reply_that_takes_long_is_waited_for(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longer than the client waits for a sign of the gateway: each sign is progress."""
+    monkeypatch.setattr(reply_source, "REPLY_TIMEOUT", 0.5)
+    monkeypatch.setattr(reply_handler, "SIGN_SECONDS", 0.05)
+    site = start(delay=0.1)
+    ids = site.script.say("one two three four five six seven eight nine ten eleven twelve")
+    before = progress_count()
+    with listening(site, tmp_path):
+        (reply,) = GatewayReplySource(tmp_path, site.store, 1).generate([replace(ORDER, version=0)])
+    assert reply.token_ids.tolist() == ids
+    assert progress_count() - before > 5
+
+
+def test_a_reply_that_is_given_up_after_signs_says_why(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reply_handler, "SIGN_SECONDS", 0.02)
+    site = start(delay=0.05)
+    with reply_for_gate(site, tmp_path) as gate:
+        before = progress_count()
+        wait_for(progress_count, lambda count: count > before)
+        site.client().chat.completions.create(model="openclaw", messages=[USER])
+        with pytest.raises(RepliesDelayed, match="replies to people are running") as delayed:
+            gate.result(10)
+    assert delayed.value.code is DelayCode.BUSY
 
 
 def test_without_a_gateway(site: Site, tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from rich.cells import cell_len
 from tests.store import world
 
 from openclaw_rl.cli.main import cli
+from openclaw_rl.common.progress import Activity, WorkKind
+from openclaw_rl.status import report
 from openclaw_rl.store import exchanges, heartbeats, leases, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies
@@ -158,3 +160,24 @@ def test_a_long_text_ends_between_two_words(home: Path) -> None:
     chinese = next(line for line in lines if line.startswith("  这"))
     assert chinese.endswith("…"), "a text without spaces is cut anywhere"
     assert cell_len(chinese) <= 80
+
+
+def test_status_says_how_far_a_long_step_is(home: Path) -> None:
+    """As data, and in words where it is shown; a pass without progress says so."""
+    activity = Activity(
+        kind=WorkKind.TRAIN, number=2, total=3, expected=12.0, remaining=61.0, began_at=time.time() - 20
+    )
+    with Store.open(home / "store.db") as store:
+        heartbeats.write_heartbeat(store, "train", "training version 4 on 2 new turns", activity=activity)
+    runner = CliRunner()
+    shown = " ".join(runner.invoke(cli, ["status", "--home", str(home)], terminal_width=200).output.split())
+    assert "busy: training pass 2 of 3, about" in shown
+    data = json.loads(runner.invoke(cli, ["status", "--json", "--home", str(home)]).output)
+    (row,) = [row for row in data["loops"] if row["name"] == "train"]
+    assert (row["activity"]["kind"], row["activity"]["number"], row["activity"]["total"]) == ("train", 2, 3)
+    assert 30 <= row["activity"]["left"] <= 41
+    assert row["advanced"] < 10
+    words = report.describe_work(row | {"advanced": 95.0, "alive": True})
+    assert words.startswith("training version 4 on 2 new turns; busy: training pass 2 of 3, about ")
+    assert words.endswith("; no progress for 95 s")
+    assert report.describe_work(row | {"activity": None}) == "training version 4 on 2 new turns"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,44 @@ def test_a_note_survives_the_death_of_its_process_and_ends_with_the_result(tmp_p
             log.end(conn, ["b"])
         log.forget(["c"])
         assert log.deaths() == {"a": 2}
+
+
+def test_deaths_that_the_machine_caused_do_not_count(tmp_path: Path) -> None:
+    """Twice: a third one may be the fault of the row, such as a batch that needs more memory than there is."""
+    path = tmp_path / "store.db"
+
+    def begin_and_die() -> None:
+        AttemptLog(Store.open(path), "train").begin(["a"])
+        (tmp_path / "pid").write_text(str(os.getpid()))
+        die()
+
+    Store.open(path).close()
+    counts = []
+    for _ in range(4):
+        run_in_process(begin_and_die)
+        with Store.open(path) as store:
+            heartbeats.excuse_deaths(store, int((tmp_path / "pid").read_text()))
+            counts.append(AttemptLog(store, "train").deaths().get("a", 0))
+    assert counts == [0, 0, 1, 2]
+    with Store.open(path) as store, store.write() as conn:
+        AttemptLog(store, "train").end(conn)
+    run_in_process(begin_and_die)
+    with Store.open(path) as store:
+        assert AttemptLog(store, "train").deaths() == {"a": 1}, "of a row that has ended, nothing is left"
+
+
+def test_another_process_is_not_excused(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+
+    def begin_and_die() -> None:
+        AttemptLog(Store.open(path), "judge").begin(["a"])
+        die()
+
+    Store.open(path).close()
+    run_in_process(begin_and_die)
+    with Store.open(path) as store:
+        assert heartbeats.excuse_deaths(store, os.getpid()) == 0
+        assert AttemptLog(store, "judge").deaths() == {"a": 1}
 
 
 def test_a_note_that_a_full_disk_keeps_in_the_store_is_no_death(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,17 +18,25 @@ from openclaw_rl.supervisor.crash_history import (
     describe_exit,
     loaded_files_state,
 )
+from openclaw_rl.supervisor.hang_verdict import Hang, HangKind
+from openclaw_rl.supervisor.worker_end import MACHINE_CAUSES, EndCause, KillReason, find_cause
+from openclaw_rl.supervisor.write_lock import StuckWriter
+
+
+def hang(kind: HangKind) -> Hang:
+    return Hang(kind=kind, counted=121.0, limit=120.0, setting="run.heartbeat_timeout")
+
 
 LOGGED = "print('12:50:31 judge INFO loaded'); import os; os._exit(3)"
 
 
-def crash(code: str) -> tuple[str, WorkerOutput]:
-    """Run the code in a process of its own; return how it ended, and its output."""
+def crash(code: str) -> tuple[int, WorkerOutput]:
+    """Run the code in a process of its own; return its exit status, and its output."""
     done = subprocess.run([sys.executable, "-uc", code], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
     output = WorkerOutput()
     for line in done.stdout.decode().splitlines():
         output.add_line(line.rstrip())
-    return describe_exit(done.returncode), output
+    return done.returncode, output
 
 
 @pytest.mark.parametrize(
@@ -50,7 +59,56 @@ def crash(code: str) -> tuple[str, WorkerOutput]:
     ids=["exception", "chained", "own-error", "no-output", "killed", "native", "survived-exception"],
 )
 def test_the_reason_is_the_error_that_ended_the_process(code: str, reason: str) -> None:
-    assert crash_reason(*crash(code)) == reason
+    status, output = crash(code)
+    assert crash_reason(Config(), "train", describe_exit(status), output) == reason
+
+
+HANGS = """
+import faulthandler, os, signal, threading
+faulthandler.register(signal.SIGUSR1, all_threads=True)
+def reward():
+    os.kill(os.getpid(), signal.SIGUSR1)
+    os._exit(3)
+thread = threading.Thread(target=reward)
+thread.start()
+thread.join()
+"""
+
+
+def test_a_process_that_hung_says_where_it_was_in_the_file_of_the_owner(tmp_path: Path) -> None:
+    """It prints where its threads are before it is killed; the frames are no output of an error."""
+    plugin = tmp_path / "rm.py"
+    plugin.write_text(HANGS)
+    _, output = crash(f"import runpy; runpy.run_path({str(plugin)!r})")
+    assert output.error == ""
+    words = "121 s without progress or use of the processor"
+    found = crash_reason(with_plugin(plugin), "judge", words, output)
+    assert found.startswith(f"{words}, at {plugin}:")
+    assert found.endswith(":5 (reward)") or found.endswith(":9 (<module>)")
+    assert crash_reason(with_plugin(tmp_path / "other.py"), "judge", words, output) == (
+        f"{words}, without an error message"
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "kill", "out_of_memory", "cause"),
+    [
+        (3, None, False, EndCause.EXIT),
+        (-signal.SIGSEGV, None, False, EndCause.CRASH),
+        (-signal.SIGKILL, None, False, EndCause.KILLED),
+        (-signal.SIGKILL, None, True, EndCause.OUT_OF_MEMORY),
+        (-signal.SIGKILL, hang(HangKind.COMPUTING), True, EndCause.HANG),
+        (-signal.SIGKILL, hang(HangKind.STOPPED), False, EndCause.STOPPED),
+        (-signal.SIGKILL, StuckWriter(1, 9.0, is_stopped=False), False, EndCause.WRITE_LOCK),
+        (-signal.SIGKILL, StuckWriter(1, 2.0, is_stopped=True), False, EndCause.STOPPED),
+    ],
+)
+def test_what_the_machine_did_is_told_from_what_the_process_did(
+    code: int, kill: KillReason | None, out_of_memory: bool, cause: EndCause
+) -> None:
+    assert find_cause(code, kill, out_of_memory=out_of_memory) is cause
+    by_machine = {EndCause.KILLED, EndCause.OUT_OF_MEMORY, EndCause.STOPPED}
+    assert (cause in MACHINE_CAUSES) == (cause in by_machine)
 
 
 def with_plugin(path: Path) -> Config:
@@ -68,7 +126,9 @@ def with_plugin(path: Path) -> Config:
     ],
 )
 def test_the_cure_depends_on_the_cause(tmp_path: Path, code: str, worker: str, cure: str) -> None:
-    found = crash_cure(with_plugin(tmp_path / "rm.py"), worker, *crash(code))
+    status, output = crash(code)
+    cause = find_cause(status, None, out_of_memory=False)
+    found = crash_cure(with_plugin(tmp_path / "rm.py"), worker, cause, output)
     assert cure in found
     assert bool(cure) == bool(found)
 
@@ -78,7 +138,7 @@ def starts_within(seconds: float, *, lifetime: float) -> int:
     crashes, now, starts = CrashHistory(), 0.0, 0
     while now <= seconds:
         starts += 1
-        crashes.record_crash("exit code 1", "boom", "", recovered=False)
+        crashes.record_crash("exit code 1", EndCause.EXIT, "boom", "", recovered=False)
         now += lifetime + crashes.restart_delay(1.0, 300.0)
     return starts
 
@@ -92,9 +152,9 @@ def test_a_worker_that_always_dies_is_tried_less_and_less_often() -> None:
 def test_a_worker_that_recovered_begins_again() -> None:
     crashes = CrashHistory()
     for _ in range(9):
-        crashes.record_crash("exit code 1", "boom", "", recovered=False)
+        crashes.record_crash("exit code 1", EndCause.EXIT, "boom", "", recovered=False)
     assert crashes.restart_delay(1.0, 300.0) == 256
-    crashes.record_crash("exit code 1", "boom", "", recovered=True)
+    crashes.record_crash("exit code 1", EndCause.EXIT, "boom", "", recovered=True)
     assert (crashes.count, crashes.restart_delay(1.0, 300.0)) == (1, 1.0)
 
 

@@ -1,19 +1,68 @@
-"""Progress of long work, from which the heartbeat of its process follows.
+"""Progress of long work, and what the work is: from both follows whether a process hangs.
 
-A hang is work without progress for `run.heartbeat_timeout` seconds. A long step is not a hang: each forward pass, each
-microbatch and each imported trajectory is progress.
+A hang is work that does not advance although it has the processor. How long a piece of work may take follows from its
+size: a pass says how many seconds it is expected to need, and the heartbeat of the process carries that to the
+supervisor (`supervisor/hang_verdict.py`).
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from enum import StrEnum
 
 MAX_LIBRARY_SECONDS = 1800.0
-"""Seconds for which a call of a library that reports nothing counts as progress, as while a worker starts."""
+"""Seconds that a call of a library may take that reports nothing, as while a worker starts."""
+
+
+class WorkKind(StrEnum):
+    """Kind of a piece of work."""
+
+    SCORE = "score"  # a forward pass that scores replies
+    TRAIN = "train"  # a forward and backward pass of a step
+    LOSS = "loss"  # a call of the owner's loss function
+    REWARD = "reward"  # a call of a reward model or of the owner's judge
+    LIBRARY = "library"  # a call that reads, writes or compiles a whole model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activity:
+    """A piece of work in progress: the pass `number` of `total`.
+
+    Seconds are those of a free processor, except for `remaining`.
+    """
+
+    kind: WorkKind
+    number: int = 1
+    total: int = 1
+    expected: float | None = None
+    """Seconds that this piece takes by the measured speed; None: not measured."""
+    allowed: float | None = None
+    """Seconds within which this piece must end; None: it follows from `expected` and `run.heartbeat_timeout`."""
+    remaining: float | None = None
+    """Seconds by the clock from `began_at` to the end of the last piece, at the speed so far; None: not measured."""
+    began_at: float | None = None
+    """When this piece began, in seconds since the epoch."""
+
+
+_PASS_NAMES = {WorkKind.SCORE: "scoring pass", WorkKind.TRAIN: "training pass"}
+_CALL_NAMES = {
+    WorkKind.LOSS: "the loss function of train.loss.path",
+    WorkKind.REWARD: "a call of the reward model",
+    WorkKind.LIBRARY: "a model is read, written or compiled",
+}
+
+
+def describe_activity(activity: Activity) -> str:
+    """Return what a process works on, for people, such as `training pass 2 of 3`."""
+    if activity.kind in _CALL_NAMES:
+        return _CALL_NAMES[activity.kind]
+    return f"{_PASS_NAMES[activity.kind]} {activity.number} of {activity.total}"
+
+
 _count = 0
-_library_deadline = float("-inf")  # monotonic seconds
+_activity: Activity | None = None
 
 
 def record_progress() -> None:
@@ -23,18 +72,41 @@ def record_progress() -> None:
 
 
 def progress_count() -> int:
-    """Return a number that changes with each `record_progress`, and with each second of a `library_call`."""
-    now = time.monotonic()
-    return _count + (int(now) if now < _library_deadline else 0)
+    """Return a number that changes with each `record_progress`."""
+    return _count
+
+
+def current_activity() -> Activity | None:
+    """Return what this process works on; None if it is nothing that takes long."""
+    return _activity
+
+
+def set_activity(activity: Activity | None) -> None:
+    """Set what this process works on, or what another process works on for it."""
+    global _activity
+    _activity = activity
+
+
+@contextmanager
+def working_on(activity: Activity) -> Iterator[None]:
+    """Report `activity` during a block. Its begin and its end are progress.
+
+    Inside of a block that is allowed a time, it is allowed the same.
+    """
+    previous = _activity
+    if previous is not None and activity.allowed is None:
+        activity = replace(activity, allowed=previous.allowed)
+    set_activity(activity)
+    record_progress()
+    try:
+        yield
+    finally:
+        set_activity(previous)
+        record_progress()
 
 
 @contextmanager
 def library_call() -> Iterator[None]:
-    """Let the time of a block count as progress: a library reads, writes or compiles a whole model in it."""
-    global _library_deadline
-    _library_deadline = time.monotonic() + MAX_LIBRARY_SECONDS
-    try:
+    """Allow a block `MAX_LIBRARY_SECONDS`: a library reads, writes or compiles a whole model in it."""
+    with working_on(Activity(kind=WorkKind.LIBRARY, allowed=MAX_LIBRARY_SECONDS)):
         yield
-    finally:
-        _library_deadline = float("-inf")
-        record_progress()

@@ -8,16 +8,20 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 
 from openclaw_rl.common import disk_space
-from openclaw_rl.common.progress import progress_count
+from openclaw_rl.common.progress import record_progress
 from openclaw_rl.errors import DiskFull, StoreError
 
 log = logging.getLogger(__name__)
 HEARTBEAT_SECONDS = 1.0  # seconds between two heartbeats
+OWN_LOAD = 3.0
+"""Processes of one system that compute at a time, at most. A load average above the cores and these is of others."""
 
 WriteHeartbeat = Callable[[str | None], None]
 """Writes a heartbeat. Its argument is why the worker pauses, or None while it works."""
@@ -64,6 +68,37 @@ class DiskPause:
             self.problem = None
 
 
+class WorkThreads:
+    """The threads in which a worker of low priority works.
+
+    Beside many other programs, a thread of low priority gets next to nothing: a hundredth of a processor beside ten
+    that compute. Then the work runs in a thread that has kept the priority with which this was created.
+    """
+
+    def __init__(self) -> None:
+        self._fair = ThreadPoolExecutor(1, thread_name_prefix="fair")
+        self._fair_id = self._fair.submit(threading.get_native_id).result()
+
+    @property
+    def fair_ids(self) -> frozenset[int]:
+        """Native ids of the threads that keep their priority."""
+        return frozenset({self._fair_id})
+
+    def pick_executor(self) -> Executor | None:
+        """Return the executor for the next piece of work; None: the default one, of low priority."""
+        return self._fair if is_machine_busy() else None
+
+    def close(self) -> None:
+        """End the thread."""
+        self._fair.shutdown()
+
+
+def is_machine_busy() -> bool:
+    """Return whether other programs compute so much that a process of low priority hardly gets a processor."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return os.getloadavg()[0] > cores + OWN_LOAD
+
+
 async def run_worker_loop(
     run_once: Callable[[], object],
     write_heartbeat: WriteHeartbeat,
@@ -71,17 +106,20 @@ async def run_worker_loop(
     *,
     poll: float,
     on_stop: Callable[[], None] = lambda: None,
+    pick_executor: Callable[[], Executor | None] = lambda: None,
 ) -> None:
     """Call `run_once` in a thread until `stop` is set; wait `poll` seconds when it returns a false value.
 
-    During a call, heartbeats are written while it records progress (`common.progress`). Without them, the supervisor
-    restarts a worker that hangs. On a full disk the call is repeated each second.
+    The begin and the end of a call are progress (`common.progress`); what else is, the call records. During a call
+    heartbeats are written, too: they say whether it advances, from which the supervisor sees whether it hangs.
+    On a full disk the call is repeated each second.
     `on_stop`: called in a thread as soon as `stop` is set, also during a call, because a long one may be killed.
+    `pick_executor`: returns where the next call runs.
     """
     heartbeat = HeartbeatTimer(write_heartbeat)
     stopping = asyncio.create_task(_call_on_stop(stop, on_stop))
     try:
-        await _run_until_stop(run_once, heartbeat, stop, poll)
+        await _run_until_stop(run_once, heartbeat, stop, poll, pick_executor)
     finally:
         stopping.cancel()
 
@@ -92,17 +130,21 @@ async def _call_on_stop(stop: asyncio.Event, on_stop: Callable[[], None]) -> Non
 
 
 async def _run_until_stop(
-    run_once: Callable[[], object], heartbeat: HeartbeatTimer, stop: asyncio.Event, poll: float
+    run_once: Callable[[], object],
+    heartbeat: HeartbeatTimer,
+    stop: asyncio.Event,
+    poll: float,
+    pick_executor: Callable[[], Executor | None],
 ) -> None:
+    loop = asyncio.get_running_loop()
     pause = DiskPause()
     while not stop.is_set():
         await heartbeat.write_if_due(pause.problem)
-        work = asyncio.create_task(asyncio.to_thread(run_once))
-        seen = progress_count()
+        record_progress()
+        work = loop.run_in_executor(pick_executor(), run_once)
         while not (await asyncio.wait({work}, timeout=HEARTBEAT_SECONDS))[0]:
-            if progress_count() != seen:
-                seen = progress_count()
-                await heartbeat.write_if_due()
+            await heartbeat.write_if_due()
+        record_progress()
         try:
             has_more = work.result()
         except Exception as error:  # a full disk shows in errors of many kinds; all others are raised
@@ -143,17 +185,18 @@ def stop_on_signals() -> asyncio.Event:
     return stop
 
 
-def lower_priority(nice: int) -> None:
-    """Give the engine and the gateway priority over all threads of this process, as a person waits for the reply.
+def lower_priority(nice: int, but: Collection[int] = ()) -> None:
+    """Give the engine and the gateway priority over the threads of this process, as a person waits for the reply.
 
-    `nice`: nice value, from 0 to 19. A lower one than the process has is left as it is.
+    `nice`: nice value, from 0 to 19. A lower one than the process has is left as it is. `but`: native ids of threads
+    that keep their priority, on Linux; elsewhere all threads of a process have the same.
     """
     if nice <= os.nice(0):
         return
     if sys.platform != "linux":
         os.nice(nice - os.nice(0))
         return
-    for thread in (int(task.name) for task in Path("/proc/self/task").iterdir()):
+    for thread in {int(task.name) for task in Path("/proc/self/task").iterdir()} - set(but):
         with contextlib.suppress(ProcessLookupError):
             os.setpriority(os.PRIO_PROCESS, thread, nice)
             os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))  # no interruption at each wake-up

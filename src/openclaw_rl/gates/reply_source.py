@@ -1,4 +1,4 @@
-"""Replies of a version for the gate: from the running gateway, which answers only while nobody else waits for a reply.
+"""Replies of a version for gate and practice: from the running gateway, which answers while nobody waits for a reply.
 
 The gateway stores nothing of these replies, so that they are no turns of the person. It takes a key that only programs
 with access to the store can compute, and for this key alone it serves a candidate.
@@ -13,6 +13,8 @@ import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from enum import StrEnum
+from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import Protocol
 
@@ -25,8 +27,10 @@ from openclaw_rl.store import heartbeats
 from openclaw_rl.store.db import Store
 from openclaw_rl.types import Ids, Logprobs
 
-REPLY_TIMEOUT, TOKEN_TIMEOUT = 30.0, 2.0
-"""Seconds for one reply: for its start, including the load of the version, and beyond it for each token."""
+REPLY_TIMEOUT = 30.0
+"""Seconds without a sign of the gateway after which it counts as gone. While it generates a reply, which takes as long
+as the machine needs, it sends one every few seconds."""
+_READ_BYTES = 2**16
 _RESTART_SECONDS = 60.0  # a gateway whose last heartbeat is younger is expected back
 
 
@@ -39,6 +43,7 @@ class ReplyOrder:
     max_tokens: int
     temperature: float
     seed: int
+    beside: bool = False  # it may run beside people's replies; else it waits for a pause, and ends when one begins
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +55,20 @@ class GateReply:
     finish: str  # "stop" | "length"
 
 
+class DelayCode(StrEnum):
+    """Why no reply can be had now."""
+
+    BUSY = "busy"  # people's replies are running
+    UNREACHABLE = "unreachable"  # the gateway does not answer
+    REFUSED = "refused"  # the gateway cannot give this reply now
+
+
 class RepliesDelayed(OpenClawError):
-    """No reply can be had now; the message says why."""
+    """No reply can be had now; the message says why, and `code` as data."""
+
+    def __init__(self, message: str, code: DelayCode = DelayCode.REFUSED) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class BrokenVersion(OpenClawError):
@@ -85,7 +102,7 @@ class GatewayReplySource:
         address = running_address(self._home)
         if address is None:
             if self._is_expected():
-                raise RepliesDelayed("the gateway cannot be reached")
+                raise RepliesDelayed("the gateway cannot be reached", DelayCode.UNREACHABLE)
             raise NoGateway(f"no gateway runs on {self._home}")
         url, key = address.url + GATE_REPLY_PATH, gate_key(self._store.secret)
         with ThreadPoolExecutor(self._workers) as pool:
@@ -101,25 +118,38 @@ class GatewayReplySource:
 def _request_reply(url: str, key: str, order: ReplyOrder) -> GateReply:
     headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
     request = urllib.request.Request(url, json.dumps(asdict(order)).encode(), headers)
-    timeout = REPLY_TIMEOUT + TOKEN_TIMEOUT * order.max_tokens
     try:
-        with urllib.request.urlopen(request, timeout=timeout) as response:
-            found = json.load(response)
+        with urllib.request.urlopen(request, timeout=REPLY_TIMEOUT) as response:
+            found = json.loads(_read_slowly(response))
     except urllib.error.HTTPError as error:
         with error:
             words = error.read(2000).decode("utf-8", "replace")
-        message, code = _error_of(words)
-        if code == "version_broken":
-            raise BrokenVersion(order.version, message) from None
-        raise RepliesDelayed(f"the gateway gave no reply of version {order.version}: {message}") from None
-    except (OSError, ValueError) as error:
-        raise RepliesDelayed(f"the gateway cannot be reached: {error}") from None
-    record_progress()
+        raise _to_error(order, *_error_of(words)) from None
+    except (OSError, HTTPException, ValueError) as error:
+        raise RepliesDelayed(f"the gateway cannot be reached: {error}", DelayCode.UNREACHABLE) from None
+    if "error" in found:  # its status was sent before
+        raise _to_error(order, str(found["error"]["message"]), str(found["error"]["code"]))
     return GateReply(
         token_ids=np.array(found["token_ids"], np.int32),
         logprobs=np.array(found["logprobs"], np.float32),
         finish=found["finish"],
     )
+
+
+def _read_slowly(response: HTTPResponse) -> bytes:
+    """Return the body. Each of its parts is progress of this process."""
+    body = b""
+    while part := response.read1(_READ_BYTES):
+        record_progress()
+        body += part
+    return body
+
+
+def _to_error(order: ReplyOrder, message: str, code: str) -> OpenClawError:
+    if code == "version_broken":
+        return BrokenVersion(order.version, message)
+    delay = DelayCode.BUSY if code == DelayCode.BUSY else DelayCode.REFUSED
+    return RepliesDelayed(f"the gateway gave no reply of version {order.version}: {message}", delay)
 
 
 def _error_of(body: str) -> tuple[str, str]:

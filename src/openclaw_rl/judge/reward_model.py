@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from openclaw_rl.common.message_hash import EphemeralMatcher, visible_text
-from openclaw_rl.common.progress import record_progress
+from openclaw_rl.common.progress import Activity, WorkKind, working_on
 from openclaw_rl.judge.voting import make_verdict
 from openclaw_rl.settings.load import Config
 from openclaw_rl.types import JudgeInput, Message, Verdict, Vote
@@ -92,14 +92,14 @@ class RewardBatcher:
         """Score a batch; return False if it failed. A single input gets the exception."""
         self.is_scoring = True
         try:
-            rewards = await asyncio.to_thread(self._reward_function, [question for question, _ in batch])
+            with working_on(Activity(kind=WorkKind.REWARD)):
+                rewards = await asyncio.to_thread(self._reward_function, [question for question, _ in batch])
         except Exception as error:  # noqa: BLE001  a plug-in may raise anything; the caller gets it
             if len(batch) == 1 and not batch[0][1].done():
                 batch[0][1].set_exception(error)
             return False
         finally:
             self.is_scoring = False
-            record_progress()
         for (_, future), reward in zip(batch, rewards, strict=True):
             if not future.done():
                 future.set_result(reward)

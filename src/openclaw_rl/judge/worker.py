@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from openclaw_rl.common import disk_space
-from openclaw_rl.common.progress import progress_count
+from openclaw_rl.common.progress import current_activity, record_progress
 from openclaw_rl.common.retries.backoff import backoff_delay
 from openclaw_rl.common.worker_loop import DiskPause, HeartbeatTimer
 from openclaw_rl.errors import DamagedRow, OpenClawError, StoreError
@@ -117,7 +117,7 @@ class JudgeQueue:
         self._failure_log = FailureLog()
         self._next_probe_at = 0.0
         self._heartbeat, self._pause = HeartbeatTimer(self._write_heartbeat), DiskPause()
-        self._seen_progress = progress_count()
+        self._progress = heartbeats.ProgressReader()
         self._attempts = heartbeats.AttemptLog(store, "judge")
         self._deaths: dict[str, int] = {}  # turns on which an earlier worker died (`_attempt_ref`)
         self._comparisons = ComparisonQueue(store, judge, config.judge)
@@ -129,8 +129,9 @@ class JudgeQueue:
         stopped = asyncio.create_task(stop.wait())
         try:
             while not stop.is_set():
-                if self._has_progressed():
-                    await self._heartbeat.write_if_due(self._pause.problem)
+                if not self._is_scoring():
+                    record_progress()
+                await self._heartbeat.write_if_due(self._pause.problem)
                 try:
                     await self._run_once(stopped)
                 except StoreError as error:
@@ -154,11 +155,9 @@ class JudgeQueue:
         if compared := self._comparisons.take_finished():
             await asyncio.to_thread(self._save_comparisons, compared)
 
-    def _has_progressed(self) -> bool:
-        """Return whether the judge works; False if its reward model, which runs in this process, may hang."""
-        seen, self._seen_progress = self._seen_progress, progress_count()
-        is_scoring = isinstance(self._judge, reward_model.RewardJudge) and self._judge.is_scoring
-        return not is_scoring or seen != self._seen_progress
+    def _is_scoring(self) -> bool:
+        """Return whether a reward model runs in this process: then only the ends of its calls are progress."""
+        return isinstance(self._judge, reward_model.RewardJudge) and self._judge.is_scoring
 
     async def cancel_tasks(self) -> None:
         """Cancel unfinished tasks: their turns stay CLOSED in the store and are judged after the next start."""
@@ -373,4 +372,11 @@ class JudgeQueue:
             note = f"parked, tries again at growing intervals: {note.rstrip('.')}. Check judge.* in the settings"
         if problem is not None:
             state, note = heartbeats.PARKED, problem
-        heartbeats.write_heartbeat(self._store, "judge", note, state)
+        heartbeats.write_heartbeat(
+            self._store,
+            "judge",
+            note,
+            state,
+            advanced=self._progress.has_advanced(),
+            activity=current_activity(),
+        )

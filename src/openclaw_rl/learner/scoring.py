@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from openclaw_rl.common.progress import WorkKind
 from openclaw_rl.learner.forward.lm_head import GuidedScores, TokenLogprobs
 from openclaw_rl.learner.forward.packing import TokenSequence
 from openclaw_rl.learner.forward.runner import ForwardRunner
@@ -106,8 +107,9 @@ class PolicyScorer:
         if several or self._weights.dropout > 0 or len(self._runner.group_rows(rows)) != 1:
             return None, self.policy_logprobs(rows, top=top)
         self.set_training_mode()
-        states = self._runner.hidden_states(rows)
-        scores = states.token_logprobs(top=top)
+        with self._runner.speed.measure_pass(WorkKind.SCORE, self._runner.pass_tokens(rows)):
+            states = self._runner.hidden_states(rows)
+            scores = states.token_logprobs(top=top)
         self._weights.model.eval()
         logp = list(torch.split(scores.logp, list(states.lengths)))
         return ReusedForward(hidden=states, logp=logp), scores.split_rows(states.lengths)

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import CheckpointError
 
 from openclaw_rl.common.atomic_files import write_folder
 from openclaw_rl.common.policy_digest import hash_folder
-from openclaw_rl.common.progress import library_call, record_progress
+from openclaw_rl.common.progress import Activity, WorkKind, library_call, record_progress, working_on
 from openclaw_rl.learner.distributed.world import World
 from openclaw_rl.learner.forward.packing import TokenSequence
 from openclaw_rl.learner.forward.runner import ForwardRunner
@@ -257,9 +257,11 @@ class LocalTrainer:
             return _LossPart({"total": loss.total.item()} | dict(loss.parts), dict(loss.counts))
 
         if inputs.batch.reused_forward:
-            parts = [backward_micro_batch(range(len(rows)), 1.0)]
+            tokens = self._runner.pass_tokens(rows)
+            with self._runner.speed.measure_pass(WorkKind.TRAIN, tokens, whole=False):
+                parts = [backward_micro_batch(range(len(rows)), 1.0)]
         else:
-            parts = self._runner.map_groups(rows, backward_micro_batch, _LossPart)
+            parts = self._runner.map_groups(rows, backward_micro_batch, _LossPart, WorkKind.TRAIN)
         for part in parts:
             sums.update(part.values)
             counts.update(part.counts)
@@ -275,7 +277,8 @@ class LocalTrainer:
         logps_KN = self._token_logprobs(batch, indices, None if ids_KN is None else ids_KN.to(device))
         denominator = len(inputs.members) * inputs.length_ema
         if self._plugin_loss is not None:
-            return self._plugin_loss.micro_batch_loss(batch, terms, indices, logps_KN[:, 0], denominator)
+            with working_on(Activity(kind=WorkKind.LOSS)):
+                return self._plugin_loss.micro_batch_loss(batch, terms, indices, logps_KN[:, 0], denominator)
         lengths = torch.tensor([len(batch.samples[i].response_ids) for i in indices])
         from_teacher = torch.tensor([batch.samples[i].from_teacher for i in indices])
         return micro_batch_loss(

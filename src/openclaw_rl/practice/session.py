@@ -16,11 +16,20 @@ from dataclasses import dataclass, field
 import numpy as np
 from sqlalchemy import Connection
 
-from openclaw_rl.gates.reply_source import BrokenVersion, GateReply, NoGateway, RepliesDelayed, ReplyOrder, ReplySource
+from openclaw_rl.gates.reply_source import (
+    BrokenVersion,
+    DelayCode,
+    GateReply,
+    NoGateway,
+    RepliesDelayed,
+    ReplyOrder,
+    ReplySource,
+)
 from openclaw_rl.methods.types import LessonGap
 from openclaw_rl.practice.budget import waiting_reason
 from openclaw_rl.practice.plan import PracticePlan, plan_practice, quote_lessons
 from openclaw_rl.practice.prompts import MAX_REPLY_TOKENS, PracticePrompt, PromptSelector
+from openclaw_rl.practice.share import PracticeShare
 from openclaw_rl.settings.schema_practice import PracticeConfig
 from openclaw_rl.store import leases, turn_states
 from openclaw_rl.store.db import Store
@@ -92,8 +101,8 @@ class _Round:
             return prompt.contrast
         return (prompt.hint, prompt.hinted_ids) if origin is Origin.TEACHER else ("", prompt.plain_ids)
 
-    def order(self, place: int) -> ReplyOrder:
-        """Return the order of the reply to one of the prompts."""
+    def order(self, place: int, *, beside: bool = False) -> ReplyOrder:
+        """Return the order of the reply to one of the prompts. `beside`: it may run beside people's replies."""
         prompt, is_teacher = self.prompts[place], self.origin(place) is not None
         _, ids = self.prompt(place)
         limit = prompt.exchange.request.sampling.max_tokens or MAX_REPLY_TOKENS
@@ -103,6 +112,7 @@ class _Round:
             max_tokens=min(limit, MAX_REPLY_TOKENS),
             temperature=_practice_temperature(prompt.exchange.request.sampling.temperature),
             seed=self.seed + place,
+            beside=beside,
         )
 
 
@@ -148,6 +158,7 @@ class PracticeSession:
         self._at_once, self._seed, self._clock = at_once, seed, clock
         self._rounds: dict[str, _Round] = {}  # by name of the policy
         self._policy = ""  # that the last call practised
+        self._share = PracticeShare(settings.busy_share)
         self.note = ""
         self.is_waiting = False  # whether the last call could do nothing, but a later one may
 
@@ -256,18 +267,27 @@ class PracticeSession:
 
     def _generate(self, found: _Round) -> bool:
         """Generate a few more replies. Return False if the round has ended; `is_waiting`: no reply can be had now."""
-        places = range(len(found.replies), min(len(found.replies) + self._at_once, len(found.prompts)))
+        began = self._clock()
+        beside = self._share.may_run_beside(began)
+        count = 1 if beside else self._at_once
+        places = range(len(found.replies), min(len(found.replies) + count, len(found.prompts)))
         words = quote_lessons(found.plan.targets)
         self.note = f"practising {words}: {len(found.replies)} of {len(found.prompts)} replies"
-        began = self._clock()
         try:
-            found.replies += self._source.generate([found.order(place) for place in places])
+            found.replies += self._source.generate([found.order(place, beside=beside) for place in places])
         except (RepliesDelayed, NoGateway, BrokenVersion) as error:
+            if isinstance(error, RepliesDelayed) and error.code is DelayCode.BUSY:
+                self._share.record_refusal(self._clock())
             self.note, self.is_waiting = f"practice of {words} waits: {error}", not isinstance(error, BrokenVersion)
             if not isinstance(error, RepliesDelayed):
                 self._drop_round(found)
             return isinstance(error, RepliesDelayed)
-        found.times += [(began, max(began, self._clock()))] * len(places)
+        ended = max(began, self._clock())
+        found.times += [(began, ended)] * len(places)
+        if beside:
+            self._share.record_beside(began, ended)
+        else:
+            self._share.record_pause()
         return True
 
     def _make_turns(self, found: _Round) -> list[PracticeTurn]:

@@ -250,9 +250,10 @@ class RunConfig(Section):
     heartbeat_timeout: float = Field(
         120.0,
         ge=3,
-        description="seconds without progress after which a worker or the engine counts as hung and is restarted. "
-        "Progress is a pass of the trainer, a call of a reward model, an answer of the engine. Raise it if one of "
-        "them takes longer",
+        description="seconds without progress after which a worker or the engine counts as hung and is restarted; time "
+        "in which it waits for a processor or the disk does not count. Progress is a pass of the trainer, a call of a "
+        "reward model, an answer of the engine. One that computes is allowed ten times what its work is expected to "
+        "take, if that is more",
     )
     startup_timeout: float = Field(
         1800.0, ge=3, description="the same while a worker starts, until it reports that it has started"

@@ -60,6 +60,13 @@ class PracticeConfig(Section):
         description="seconds of the last hour in which replies for practice may be generated and trained on; "
         "3600: no limit",
     )
+    busy_share: float = Field(
+        0.25,
+        ge=0,
+        lt=1,
+        description="share of the time in which one reply for practice runs beside people's replies, once they have "
+        "left it no pause for half a minute; 0: practice waits for a pause, however long that takes",
+    )
     hours: str | None = Field(
         None, description='part of the day in which it practises, in local time, such as "22:00-06:00"; default: always'
     )

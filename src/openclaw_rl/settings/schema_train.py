@@ -63,7 +63,8 @@ class TrainBatchConfig(Section):
     micro_tokens: int = Field(
         4096,
         ge=1,
-        description="tokens per forward pass; a longer sample gets a pass of its own, up to a quarter above it",
+        description="tokens per forward pass; a longer sample gets a pass of its own, up to a quarter above it. On a "
+        "processor a pass has fewer, if it would take more than half a minute",
     )
     max_uses: int = Field(1, ge=1, le=2, description="2: a turn may be trained on once more, beside new turns (replay)")
     replay_ratio: float = Field(0.5, ge=0, lt=1, description="largest share of replayed turns in a batch (max_uses 2)")

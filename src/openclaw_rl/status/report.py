@@ -18,6 +18,7 @@ from rich.text import Text
 from sqlalchemy import Connection
 
 from openclaw_rl.common.gateway_address import running_address
+from openclaw_rl.common.progress import Activity, WorkKind, describe_activity
 from openclaw_rl.common.terminal import TerminalConsole, print_json
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.settings.load import Config
@@ -98,6 +99,10 @@ def collect_status(conn: Connection, now: float) -> dict[str, Any]:
                 "alive": b.is_alive(now),
                 "state": b.state,
                 "note": b.note,
+                "advanced": round(now - b.advanced_at, 1),
+                "activity": None
+                if b.activity is None
+                else asdict(b.activity) | {"left": _seconds_left(b.activity, now)},
             }
             for b in heartbeats.read_heartbeats(conn)
         ],
@@ -212,8 +217,34 @@ def _render_workers(status: Mapping[str, Any]) -> Table:
     for row in status["loops"]:
         heard = f"{row['age']:.0f} s ago" + ("" if row["alive"] else ": not responding")
         seen = Text(heard, "" if row["alive"] else "red")
-        table.add_row(row["name"], str(row["pid"]), seen, Text(str(row["note"]), "red" if shows_problem(row) else ""))
+        note = describe_work(row)
+        table.add_row(row["name"], str(row["pid"]), seen, Text(note, "red" if shows_problem(row) else ""))
     return table
+
+
+def describe_work(row: Mapping[str, Any]) -> str:
+    """Return what a worker does, by its heartbeat as `collect_status` returns it.
+
+    Such as `training version 2 on 4 turns; busy: training pass 2 of 3, about 40 s`.
+    """
+    parts = [str(row["note"])]
+    activity = row.get("activity")
+    if activity is not None and row["alive"]:
+        kind, number, total = WorkKind(activity["kind"]), activity["number"], activity["total"]
+        busy = f"busy: {describe_activity(Activity(kind=kind, number=number, total=total))}"
+        if activity["left"] is not None:
+            busy += f", about {activity['left']:.0f} s" if activity["left"] >= 1 else ", about to end"
+        parts.append(busy)
+        if row["advanced"] >= heartbeats.TIMEOUT:
+            parts.append(f"no progress for {row['advanced']:.0f} s")
+    return "; ".join(filter(None, parts))
+
+
+def _seconds_left(activity: Activity, now: float) -> float | None:
+    """Return the seconds until the last of the passes ends, at the speed so far; None if it is not known."""
+    if activity.remaining is None or activity.began_at is None:
+        return None
+    return round(max(0.0, activity.remaining - max(0.0, now - activity.began_at)), 1)
 
 
 def shows_problem(row: Mapping[str, Any]) -> bool:

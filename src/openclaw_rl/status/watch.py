@@ -183,7 +183,8 @@ def _render_workers(status: StatusData) -> Table:
     for row in status["loops"]:
         waiting, what = status["queues"].get(row["name"], (0, ""))
         heard = Text("●" if row["alive"] else f"● silent for {row['age']:.0f} s", "green" if row["alive"] else "red")
-        note = Text(str(row["note"]), style="red" if report.shows_problem(row) else "dim")
+        words = report.describe_work(row)
+        note = Text(words, style="red" if report.shows_problem(row) else "dim")
         table.add_row(row["name"], heard, f"{waiting} {what}" if what else "", note)
     return table
 

@@ -9,10 +9,12 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, delete, select
-from sqlalchemy.dialects.sqlite import insert
+import msgspec
+from sqlalchemy import Connection, delete, select, update
+from sqlalchemy.dialects.sqlite import Insert, insert
 
 from openclaw_rl.common.process_guard import process_exists
+from openclaw_rl.common.progress import Activity, current_activity, progress_count
 from openclaw_rl.errors import StoreError
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.rows import from_row
@@ -22,9 +24,17 @@ RUNNING, STARTING, PARKED, DEGRADED = "running", "starting", "parked", "degraded
 PROBLEM_STATES = (PARKED, DEGRADED)
 TIMEOUT = 10.0  # seconds without a heartbeat after which a worker counts as stopped
 _put = insert(loops)
-_upsert = _put.on_conflict_do_update(
-    index_elements=["name"], set_={c.name: _put.excluded[c.name] for c in loops.c if c.name != "name"}
-)
+
+
+def _make_upsert(*kept: str) -> Insert:
+    """Return the statement that writes a heartbeat and keeps these columns of the one before."""
+    written = [column.name for column in loops.c if column.name not in ("name", *kept)]
+    return _put.on_conflict_do_update(index_elements=["name"], set_={name: _put.excluded[name] for name in written})
+
+
+_write_advance = _make_upsert()
+_write_without_advance = _make_upsert("advanced_at")
+_activity_decoder = msgspec.json.Decoder(Activity)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +45,9 @@ class Heartbeat:
     pid: int
     at: float  # seconds since the epoch
     state: str  # STARTING: the next heartbeat may take minutes; PARKED: cannot work; DEGRADED: other workers crashed
-    note: str  # current activity, as text; if PARKED, the reason and the cure
+    note: str  # what the worker waits for or works on, as text; if PARKED, the reason and the cure
+    advanced_at: float = 0.0  # seconds since the epoch; when its work last advanced
+    activity: Activity | None = None  # a piece of work that takes long
 
     def is_alive(self, now: float, stale: float = TIMEOUT) -> bool:
         """Return whether the heartbeat is younger than `stale` seconds or, while starting, the process exists.
@@ -45,26 +57,74 @@ class Heartbeat:
         return abs(now - self.at) < stale or (self.state == STARTING and process_exists(self.pid))
 
 
-def write_heartbeat(store: Store, name: str, note: str = "", state: str = RUNNING, pid: int | None = None) -> None:
-    """Record that loop `name` is alive now, in this process or in `pid`."""
+def write_heartbeat(
+    store: Store,
+    name: str,
+    note: str = "",
+    state: str = RUNNING,
+    pid: int | None = None,
+    *,
+    advanced: bool = True,
+    activity: Activity | None = None,
+) -> None:
+    """Record that loop `name` is alive now, in this process or in `pid`.
+
+    `advanced`: whether its work has advanced since the heartbeat before; `activity`: what it works on.
+    """
+    now = time.time()
+    row = {"name": name, "pid": pid or os.getpid(), "at": now, "state": state, "note": note}
+    work = "" if activity is None else msgspec.json.encode(activity).decode()
     with store.write(durable=False) as conn:
         conn.execute(
-            _upsert, {"name": name, "pid": pid or os.getpid(), "at": time.time(), "state": state, "note": note}
+            _write_advance if advanced else _write_without_advance, row | {"advanced_at": now, "activity": work}
         )
+
+
+class ProgressReader:
+    """Says of each heartbeat of this process whether the work has advanced since the one before."""
+
+    def __init__(self) -> None:
+        self._count: int | None = None
+
+    def has_advanced(self) -> bool:
+        """Return whether there was progress since the last call (True on the first)."""
+        count = progress_count()
+        advanced = count != self._count
+        self._count = count
+        return advanced
 
 
 def heartbeat_writer(store: Store, name: str, note: Callable[[], str]) -> Callable[[str | None], None]:
     """Return a function that writes the heartbeats of a loop; its argument is why the loop pauses, or None."""
+    progress = ProgressReader()
 
     def write(problem: str | None) -> None:
-        write_heartbeat(store, name, problem or note(), RUNNING if problem is None else PARKED)
+        write_heartbeat(
+            store,
+            name,
+            problem or note(),
+            RUNNING if problem is None else PARKED,
+            advanced=progress.has_advanced(),
+            activity=current_activity(),
+        )
 
     return write
 
 
 def read_heartbeats(conn: Connection) -> list[Heartbeat]:
     """Return the last heartbeat of every loop, sorted by name."""
-    return [from_row(Heartbeat, row) for row in conn.execute(select(loops).order_by(loops.c.name))]
+    rows = conn.execute(select(loops).order_by(loops.c.name))
+    return [from_row(Heartbeat, row, activity=_read_activity(row.activity)) for row in rows]
+
+
+def _read_activity(text: str) -> Activity | None:
+    """Return a stored activity; None without one, or if a later version of the program wrote it."""
+    if not text:
+        return None
+    try:
+        return _activity_decoder.decode(text)
+    except msgspec.MsgspecError:
+        return None
 
 
 def reported_problems(conn: Connection, now: float) -> list[str]:
@@ -80,8 +140,22 @@ MAX_SET_ASIDE = 8
 _SET_ASIDE_REF = ""  # counts the rows that were set aside since the last success
 _put_attempt = insert(attempts)
 _begin_attempt = _put_attempt.on_conflict_do_update(
-    index_elements=["stage", "ref"], set_={"count": attempts.c.count + 1}
+    index_elements=["stage", "ref"], set_={"count": attempts.c.count + 1, "pid": _put_attempt.excluded.pid}
 )
+MAX_EXCUSED = 2
+"""Deaths on a row that the machine caused and that count for nothing. More of them may be the fault of the row, for
+example of a batch that needs more memory than there is."""
+
+
+def excuse_deaths(store: Store, pid: int) -> int:
+    """Record that the machine ended the process `pid`, not the rows that it worked on. Return their number."""
+    with store.write() as conn:
+        changed = conn.execute(
+            update(attempts)
+            .where(attempts.c.pid == pid, attempts.c.ref != _SET_ASIDE_REF, attempts.c.excused < MAX_EXCUSED)
+            .values(excused=attempts.c.excused + 1)
+        )
+    return changed.rowcount
 
 
 class AttemptLog:
@@ -102,7 +176,9 @@ class AttemptLog:
         if fresh := [ref for ref in refs if ref not in self._begun]:
             with self._store.write(durable=False) as conn:
                 before = self._counts(conn)
-                conn.execute(_begin_attempt, [{"stage": self._stage, "ref": ref, "count": 1} for ref in fresh])
+                pid = os.getpid()
+                rows = [{"stage": self._stage, "ref": ref, "count": 1, "pid": pid} for ref in fresh]
+                conn.execute(_begin_attempt, rows)
             self._begun |= {ref: before.get(ref, 0) for ref in fresh}
         return {ref: deaths for ref in refs if (deaths := self._begun[ref])}
 
@@ -148,9 +224,10 @@ class AttemptLog:
             return None
         self._begun.pop(ref, None)
         conn.execute(delete(attempts).where(attempts.c.stage == self._stage, attempts.c.ref == ref))
-        conn.execute(_begin_attempt, {"stage": self._stage, "ref": _SET_ASIDE_REF, "count": 1})
+        conn.execute(_begin_attempt, {"stage": self._stage, "ref": _SET_ASIDE_REF, "count": 1, "pid": os.getpid()})
         return f"set aside: the {self._stage} worker died {deaths} times while it worked on it"
 
     def _counts(self, conn: Connection) -> dict[str, int]:
-        rows = conn.execute(select(attempts.c.ref, attempts.c.count).where(attempts.c.stage == self._stage))
+        deaths = attempts.c.count - attempts.c.excused
+        rows = conn.execute(select(attempts.c.ref, deaths).where(attempts.c.stage == self._stage))
         return {row.ref: int(row[1]) for row in rows}

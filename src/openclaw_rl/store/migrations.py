@@ -53,5 +53,6 @@ MIGRATIONS: Sequence[Migration] = (
     partial(_run_file, "18_forgotten_wishes"),
     partial(_run_file, "19_lesson_conflicts"),
     partial(_run_file, "20_file_digests"),
+    partial(_run_file, "21_progress"),
 )
 """Migration n is at index n - 1. Each runs in the same transaction that writes the new schema number."""

@@ -376,6 +376,8 @@ attempts = Table(  # what the workers are working on, and how often they began
     Column("stage", Text, primary_key=True),
     Column("ref", Text, primary_key=True),
     *_required(Integer, "count"),
+    Column("pid", Integer, nullable=False, server_default="0"),  # the process that began it last
+    Column("excused", Integer, nullable=False, server_default="0"),  # deaths that the machine caused
 )
 
 loops = Table(
@@ -385,4 +387,6 @@ loops = Table(
     *_required(Integer, "pid"),
     *_required(Float, "at"),
     *_required(Text, "state note"),
+    Column("advanced_at", Float, nullable=False, server_default="0"),
+    Column("activity", Text, nullable=False, server_default=""),  # JSON; empty: nothing that takes long
 )

@@ -10,12 +10,14 @@ from operator import attrgetter
 from pathlib import Path
 
 from openclaw_rl.settings.load import Config
+from openclaw_rl.supervisor.worker_end import EndCause
 
 RECOVERY_SECONDS = 600.0  # a worker that runs for this long without a crash has recovered
 _MAX_REASON_CHARS = 500
 OWN_ERROR = "openclaw-rl: "  # what `cli.main` prints before the message of an `OpenClawError`
 _FATAL_ERROR = "Fatal Python error: "  # what `faulthandler` prints when a signal such as SIGSEGV ends the process
 _LOG_LINE = re.compile(r"\d\d:\d\d:\d\d \S+ [A-Z]+ ")
+_THREAD = re.compile(r"(?:Current thread|Thread) 0x[0-9a-f]+.* \(most recent call first\):")
 _FRAME = re.compile(r'\s+File "(.+)", line (\d+) in (.+)')
 
 _PLUGIN_SETTINGS = {"judge": "judge.plugin_path", "train": "train.loss.path"}
@@ -30,16 +32,26 @@ class WorkerOutput:
         self.lines: deque[str] = deque(maxlen=15)
         self.error = ""  # without `OWN_ERROR`
         self.is_own_error = False  # the error is an `OpenClawError`, whose message names the cure
+        self._frames: list[tuple[str, str, str]] = []  # file, line, function of all threads of a process that hung
+        self._in_thread = False
         self._in_traceback = self._needs_frame = False
 
     def add_line(self, line: str) -> None:
         self.lines.append(line)
+        frame = _FRAME.fullmatch(line)
+        if _THREAD.fullmatch(line):
+            self._in_thread = True
+            return
+        if frame is not None and self._in_thread and not self._needs_frame:
+            self._frames.append((frame[1], frame[2], frame[3]))
+            return
+        self._in_thread = False
         if line.startswith(OWN_ERROR):
             self._set_error(line.removeprefix(OWN_ERROR), own=True)
         elif line.startswith(_FATAL_ERROR):
             self._set_error(line)
             self._needs_frame = True
-        elif self._needs_frame and (frame := _FRAME.fullmatch(line)):
+        elif self._needs_frame and frame is not None:
             self._set_error("{} in {}:{} ({})".format(self.error, *frame.groups()))
         elif line.startswith("Traceback (most recent call last)"):
             self._in_traceback = True
@@ -47,6 +59,13 @@ class WorkerOutput:
             self._set_error(line)
         elif _LOG_LINE.match(line):  # the worker continued after the error
             self._set_error("")
+
+    def place_in(self, file: str) -> str:
+        """Return the line of a file at which a process that hung was, in one of its threads; empty if in none."""
+        for path, line, function in self._frames:
+            if path == file:
+                return f"{path}:{line} ({function})"
+        return ""
 
     def _set_error(self, text: str, *, own: bool = False) -> None:
         self.error, self.is_own_error = text[:_MAX_REASON_CHARS], own
@@ -58,14 +77,18 @@ class CrashHistory:
     """Crashes of a worker since it last ran for `RECOVERY_SECONDS`, with reason and cure of the last one."""
 
     count: int = 0
-    exit: str = ""  # a signal, an exit code, or missing heartbeats
+    exit: str = ""  # a signal, an exit code, or how it hung
+    cause: EndCause | None = None
     reason: str = ""
     cure: str = ""
 
-    def record_crash(self, exit_words: str, reason: str, cure: str, *, recovered: bool) -> None:
+    def record_crash(self, exit_words: str, cause: EndCause, reason: str, cure: str, *, recovered: bool) -> None:
         """Record that the process ended. `recovered`: it had run for `RECOVERY_SECONDS`, which ends the series."""
         self.count = 1 if recovered else self.count + 1
-        self.exit, self.reason, self.cure = exit_words, reason, cure
+        self.exit = exit_words
+        self.cause = cause
+        self.reason = reason
+        self.cure = cure
 
     def restart_delay(self, first: float, longest: float) -> float:
         """Return the seconds until the next start: `first`, doubled with each further crash, up to `longest`."""
@@ -86,14 +109,18 @@ def describe_exit(code: int) -> str:
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
-def crash_reason(exit_words: str, output: WorkerOutput) -> str:
-    """Return why a process ended: the error that it printed, else how it ended."""
+def crash_reason(config: Config, worker: str, exit_words: str, output: WorkerOutput) -> str:
+    """Return why a process ended: the error that it printed, else how it ended, and where in the owner's file."""
+    path = _setting_value(config, _PLUGIN_SETTINGS.get(worker))
+    place = "" if path is None else output.place_in(str(Path(path).expanduser()))
+    if place:
+        return f"{exit_words}, at {place}"
     if output.error:
         return output.error if exit_words == "exit code 1" else f"{exit_words}: {output.error}"
     return f"{exit_words}, without an error message"
 
 
-def crash_cure(config: Config, worker: str, exit_words: str, output: WorkerOutput) -> str:
+def crash_cure(config: Config, worker: str, cause: EndCause, output: WorkerOutput) -> str:
     """Return what to do about a crash; empty if the error message says it."""
     key = _PLUGIN_SETTINGS.get(worker)
     path = _setting_value(config, key)
@@ -101,7 +128,9 @@ def crash_cure(config: Config, worker: str, exit_words: str, output: WorkerOutpu
         return f"{path} ({key}) runs in this process. Correct it, and it is loaded again at once; or unset {key}"
     if output.is_own_error:
         return ""
-    if exit_words == "signal SIGKILL":
+    if cause is EndCause.OUT_OF_MEMORY:
+        return "The system ended it because memory ran out: `openclaw-rl doctor --troubles` lists the cures"
+    if cause is EndCause.KILLED:
         return "The system may have ended it because memory ran out: `openclaw-rl doctor --troubles` lists the cures"
     return f"Its last output is in {config.logs_dir / 'supervisor.log'}; `openclaw-rl doctor` checks each stage"
 

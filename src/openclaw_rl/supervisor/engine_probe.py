@@ -10,6 +10,7 @@ from openclaw_rl.engines.base import EngineLink
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.settings.load import Config
 from openclaw_rl.store import heartbeats
+from openclaw_rl.supervisor.hang_verdict import Quiet
 
 PROBE_INTERVAL = 1.0  # seconds between an answer and the next question
 REPORTED_SILENCE = 15.0  # seconds without an answer after which the worker's heartbeat says so
@@ -71,10 +72,11 @@ class EngineProbe:
         """Return the time of the last answer if the process that was started then gave it (monotonic seconds)."""
         return self.answered_at if self.answered_at is not None and self.answered_at > started_at else None
 
-    def worker_state(self, started_at: float, limit: float) -> tuple[str, str] | None:
+    def worker_state(self, started_at: float, limit: float, quiet: Quiet | None = None) -> tuple[str, str] | None:
         """Return state and note of the worker's heartbeat; None if the engine may only be busy.
 
-        `started_at`: of the worker, in monotonic seconds; `limit`: seconds after which a silent worker is restarted.
+        `started_at`: of the worker, in monotonic seconds; `limit`: seconds after which a silent worker is restarted;
+        `quiet`: what it had of the machine since its last answer; on a busy machine that is little.
         """
         engine = self._config.engine
         where = f"the engine at {self._server.url}" if self._server else "the engine"
@@ -88,6 +90,12 @@ class EngineProbe:
             return heartbeats.STARTING, "loading the model"
         if silent < REPORTED_SILENCE:
             return None
+        if self._server is None and quiet is not None and quiet.counted < REPORTED_SILENCE:
+            return (
+                heartbeats.RUNNING,
+                f"{engine.backend}, busy: no answer for {silent:.0f} s, of which the engine had a processor, or needed "
+                f"none, for {quiet.counted:.0f} s",
+            )
         cure = self._server.cure if self._server else f"It is restarted after {limit:g} s"
         return (
             heartbeats.PARKED,

@@ -1,12 +1,17 @@
-"""Decides from its heartbeats whether a worker hangs."""
+"""Watches the progress of one worker, and says when it hangs."""
 
 from __future__ import annotations
 
+from openclaw_rl.common.progress import Activity
+from openclaw_rl.supervisor.hang_verdict import Hang, Quiet, add_interval, find_hang, find_limits
+from openclaw_rl.supervisor.process_usage import ProcessUsage
+
 CHECK_INTERVAL = 1.0  # seconds between two checks of the heartbeats
+QUIET_SECONDS = 2.0  # seconds without an advance from which on the usage of the process is read, which costs time
 
 
 class HeartbeatMonitor:
-    """Measures how long one worker has been without a heartbeat.
+    """Measures what one worker has had of the machine since its work last advanced.
 
     Only time between two checks counts, and a long gap counts little: if the machine or the supervisor was suspended,
     the workers may have been, too. A worker is starting, which may include loading a model, until it sends a heartbeat
@@ -14,33 +19,57 @@ class HeartbeatMonitor:
     """
 
     def __init__(self, *, hang: float, start: float) -> None:
-        """`hang`, `start`: limits in seconds without a heartbeat, for a running and for a starting worker."""
-        self.silent_seconds = 0.0  # seconds
-        self._running_limit, self._starting_limit = hang, start
+        """`hang`, `start`: limits in seconds without an advance, for a running and for a starting worker."""
+        self.quiet = Quiet()
+        self._running_limit = hang
+        self._starting_limit = start
         self._has_started = False
-        self._last_beat: float | None = None
+        self._longest = 0.0  # counted seconds of the longest piece of work since the start
+        self._last_advance: float | None = None
         self._checked_at: float | None = None
+        self._usage: ProcessUsage | None = None  # at the last check
 
     @property
     def silence_limit(self) -> float:
-        """Seconds without a heartbeat after which the worker counts as hung."""
+        """Seconds without an advance after which a worker that waits counts as hung."""
         return self._running_limit if self._has_started else self._starting_limit
 
     @property
-    def is_hung(self) -> bool:
-        return self.silent_seconds >= self.silence_limit
+    def needs_usage(self) -> bool:
+        """Whether the next check needs the usage of the process."""
+        return self.quiet.passed >= QUIET_SECONDS
 
-    def record_check(self, beat: float | None, now: float, *, own: bool = True, starting: bool = False) -> bool:
-        """Record a check and return `is_hung`. `beat`: time of the worker's last heartbeat, by the sender's clock.
+    def record_check(
+        self,
+        advanced_at: float | None,
+        now: float,
+        *,
+        own: bool = True,
+        starting: bool = False,
+        activity: Activity | None = None,
+        usage: ProcessUsage | None = None,
+    ) -> Hang | None:
+        """Record a check. Return how the worker hangs, or None.
 
-        `own`: this process sent it; a beat of another process does not end the start. `starting`: the beat says that
-        the worker still starts. `now`: monotonic.
+        `advanced_at`: when the worker's work last advanced, by the sender's clock. `own`: this process sent it; a beat
+        of another process does not end the start. `starting`: the beat says that the worker still starts.
+        `now`: monotonic; `usage`: of its processes, None: not read.
         """
         passed = 0.0 if self._checked_at is None else min(now - self._checked_at, 2 * CHECK_INTERVAL)
         self._checked_at = now
-        if beat is not None and beat != self._last_beat:
-            self._has_started |= own and not starting
-            self._last_beat, self.silent_seconds = beat, 0.0
-        else:
-            self.silent_seconds += passed
-        return self.is_hung
+        before = self._usage
+        self._usage = usage
+        if advanced_at is not None and advanced_at != self._last_advance:
+            self._record_advance(advanced_at, starts=own and not starting)
+            return None
+        self.quiet = add_interval(self.quiet, passed, before, usage)
+        setting = "run.heartbeat_timeout" if self._has_started else "run.startup_timeout"
+        limits = find_limits(self.silence_limit, activity, self._longest)
+        return find_hang(self.quiet, limits, setting=setting, activity=activity)
+
+    def _record_advance(self, advanced_at: float, *, starts: bool) -> None:
+        if self._has_started:
+            self._longest = max(self._longest, self.quiet.counted)
+        self._has_started |= starts
+        self._last_advance = advanced_at
+        self.quiet = Quiet()

@@ -1,6 +1,7 @@
 """Supervisor: runs each worker in its own process, and restarts it when it ends.
 
-Workers run until they are stopped, so every other end counts as a crash. A worker without heartbeats is killed.
+Workers run until they are stopped, so every other end counts as a crash. A worker that hangs is killed
+(`worker_watch`).
 The delay before a restart grows with the crashes; meanwhile the worker is parked, with the reason and the cure in its
 heartbeat. Repeated crashes of the engine or the gateway end the system. Workers end with the supervisor, even if it is
 killed.
@@ -14,13 +15,11 @@ import faulthandler
 import fcntl
 import logging
 import socket
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import uvloop
 
-from openclaw_rl.common import disk_space
 from openclaw_rl.common.atomic_files import ensure_folder
 from openclaw_rl.common.gateway_address import running_address
 from openclaw_rl.common.logging_metrics import setup_logging
@@ -36,9 +35,9 @@ from openclaw_rl.supervisor import completion
 from openclaw_rl.supervisor.engine_probe import EngineProbe
 from openclaw_rl.supervisor.heartbeat_monitor import CHECK_INTERVAL
 from openclaw_rl.supervisor.policy_owner import set_owner, with_stored_owner
-from openclaw_rl.supervisor.worker_process import WorkerProcess
-from openclaw_rl.supervisor.write_lock import CHECK_INTERVAL as LOCK_CHECK_INTERVAL
-from openclaw_rl.supervisor.write_lock import WriteLockMonitor
+from openclaw_rl.supervisor.worker_end import MACHINE_CAUSES
+from openclaw_rl.supervisor.worker_process import TRACEBACK_SIGNAL, WorkerProcess
+from openclaw_rl.supervisor.worker_watch import WorkerWatch
 from openclaw_rl.train import resume
 
 log = logging.getLogger("openclaw_rl.run")
@@ -52,8 +51,6 @@ _SERVING_DELAYS = (0.2, 2.0)  # seconds; first and longest delay before they are
 _NICE_VALUES = {"collect": 5, "judge": 5, own.ENGINE_PROCESS: 5, "train": 10, "data": 10}
 LOADING_NICE = 1
 """Nice value of a trainer that loads the model. With the value of a running trainer, loading takes half a minute."""
-LOADING_SECONDS = 30.0
-"""A worker reads a plug-in at the end of its start, so an earlier restart would only take longer."""
 _STOP_TIMEOUT = 10.0  # seconds between SIGTERM and SIGKILL
 
 
@@ -65,6 +62,7 @@ def run_worker(name: str, config: Config) -> None:
     readable = "training.log" if name == "train" else None
     setup_logging(name, config.logs_dir, config.run.log_level, readable=readable, named=False)
     faulthandler.enable()  # prints the line at which a signal such as SIGSEGV ended the process
+    faulthandler.register(TRACEBACK_SIGNAL, all_threads=True)  # sent before the process is killed because it hangs
     loads_first = name == "train" and config.train.ranks * config.train.launch.nodes == 1
     lower_priority(LOADING_NICE if loads_first else _NICE_VALUES.get(name, 0))
     if name in ENGINE_WORKERS:
@@ -87,7 +85,7 @@ async def _run_async_worker(name: str, config: Config) -> None:
     else:
         from openclaw_rl.train.worker import run as run_training
 
-        run = partial(run_training, on_loaded=lambda: lower_priority(_NICE_VALUES[name]))
+        run = partial(run_training, on_loaded=lambda threads: lower_priority(_NICE_VALUES[name], but=threads))
     await repeat_while_disk_full(lambda: run(config, stop=stop), stop)
 
 
@@ -122,6 +120,7 @@ class Supervisor:
         is_serving = "gateway" in workers or config.train.launch.node_rank > 0
         self._required = SERVING_WORKERS if is_serving else self._worker_names
         self._echo = echo
+        self._watch = WorkerWatch(config, self._workers, self._probes, self.health_note)
         self._failure: OpenClawError | None = None
 
     def worker_pid(self, name: str) -> int | None:
@@ -131,10 +130,10 @@ class Supervisor:
     async def run(self, stop: asyncio.Event) -> None:
         """Keep all workers running until `stop`. Raises `OpenClawError` if a required one crashes too often."""
         keepers = [asyncio.create_task(self._keep_running(c, stop), name=f"keep-{c.name}") for c in self._workers]
-        beat = asyncio.create_task(self._heartbeat_loop(stop), name="supervisor-beat")
+        beat = asyncio.create_task(self._watch.run(stop), name="supervisor-beat")
         stopped = asyncio.create_task(stop.wait(), name="supervisor-stop")
         probes = [asyncio.create_task(p.run(stop), name=f"probe-{name}") for name, p in self._probes.items()]
-        lock_watch = asyncio.create_task(self._watch_write_lock(stop), name="supervisor-lock")
+        lock_watch = asyncio.create_task(self._watch.watch_write_lock(stop), name="supervisor-lock")
         tasks = [*keepers, beat, stopped, *probes, lock_watch]
         if completion.ends_by_itself(self._config, self._worker_names):
             tasks.append(asyncio.create_task(completion.stop_when_finished(self._config, stop)))
@@ -161,10 +160,13 @@ class Supervisor:
                 return
             if child.is_replaced:
                 continue
+            last_pid = child.last_pid
             if self._record_crash(child, code):
                 self._failure = self._give_up(child)
                 stop.set()
                 return
+            if child.crashes.cause in MACHINE_CAUSES and last_pid is not None:
+                await asyncio.to_thread(self._excuse_rows, last_pid)
             while not stop.is_set() and child.is_parked():
                 await wait_or_stop(stop, CHECK_INTERVAL / 10)
 
@@ -182,95 +184,17 @@ class Supervisor:
         )
         return is_last
 
+    def _excuse_rows(self, pid: int) -> None:
+        """Record that the rows that a process worked on did not end it."""
+        with contextlib.suppress(StoreError), Store.open(self._config.store_path) as store:
+            heartbeats.excuse_deaths(store, pid)
+
     def _give_up(self, child: WorkerProcess) -> OpenClawError:
         tail = "\n".join(f"    {line}" for line in child.output.lines)
         return OpenClawError(
             f"{child.name} {child.crashes.describe()} The system was stopped. Last output:\n{tail}\n"
             f"The full log: {self._config.logs_dir / (child.name + '.log')}"
         )
-
-    async def _heartbeat_loop(self, stop: asyncio.Event) -> None:
-        await repeat_while_disk_full(lambda: self._check_heartbeats(stop), stop)
-
-    async def _check_heartbeats(self, stop: asyncio.Event) -> None:
-        store = await asyncio.to_thread(Store.open, self._config.store_path)
-        was_skipped = False
-        while not stop.is_set():
-            try:
-                await asyncio.to_thread(self._write_heartbeats, store)
-                beats = await asyncio.to_thread(_read_heartbeats, store)
-                # On a full disk the workers write no heartbeats.
-                await asyncio.to_thread(disk_space.require_space, self._config.home_dir)
-                self._kill_hung(beats)
-                self._replace_mended(beats)
-            except StoreError as error:  # the disk may be full or busy for a moment, and the workers continue
-                log.log(logging.DEBUG if was_skipped else logging.WARNING, "the heartbeats are not checked: %s", error)
-                was_skipped = True
-            else:
-                was_skipped = False
-            await asyncio.sleep(CHECK_INTERVAL)
-
-    def _write_heartbeats(self, store: Store) -> None:
-        """Write the heartbeats of the supervisor, of engines, and of parked workers."""
-        is_degraded = any(child.has_crashed() for child in self._workers)
-        state = heartbeats.DEGRADED if is_degraded else heartbeats.RUNNING
-        heartbeats.write_heartbeat(store, "supervisor", self.health_note(), state)
-        for child in self._workers:
-            if (probe := self._probes.get(child.name)) is not None and (pid := child.pid):
-                if found := probe.worker_state(child.started_at, child.monitor.silence_limit):
-                    state, note = found
-                    heartbeats.write_heartbeat(store, child.name, note, state, pid=pid)
-            elif child.is_parked():
-                heartbeats.write_heartbeat(store, child.name, child.parked_note(), heartbeats.PARKED, child.last_pid)
-
-    def _kill_hung(self, beats: Mapping[str, heartbeats.Heartbeat]) -> None:
-        """Kill hung workers; their restart tasks start them again. Called only if heartbeats can be written at all."""
-        for child in self._workers:
-            pid, beat, probe = child.pid, beats.get(child.name), self._probes.get(child.name)
-            if pid is None or (probe is not None and probe.is_foreign):
-                continue
-            if probe is not None:  # the supervisor writes the heartbeat of this worker
-                at, own, starting = probe.answer_since(child.started_at), True, False
-            elif beat is not None:
-                at, own, starting = beat.at, beat.pid == pid, beat.state == heartbeats.STARTING
-            else:
-                at, own, starting = None, False, False
-            if child.monitor.record_check(at, time.monotonic(), own=own, starting=starting):
-                child.kill(f"no heartbeat for {child.monitor.silence_limit:g} s")
-
-    async def _watch_write_lock(self, stop: asyncio.Event) -> None:
-        """Kill a worker that keeps the write lock. No heartbeat can be written meanwhile, so none is missed."""
-        monitor = WriteLockMonitor(self._config.store_path)
-        while not stop.is_set():
-            await wait_or_stop(stop, LOCK_CHECK_INTERVAL)
-            if (stuck := await asyncio.to_thread(monitor.find_stuck_writer, time.monotonic())) is None:
-                continue
-            for child in self._workers:
-                if child.pid == stuck.pid:
-                    child.kill(f"it held the write lock of the store for {stuck.seconds:.0f} s without a commit")
-
-    def _replace_mended(self, beats: Mapping[str, heartbeats.Heartbeat]) -> None:
-        """End the process of a worker that cannot work, once a file that it loads changes.
-
-        It reports that it cannot, or it crashed before and has been loading for so long that it probably hangs in the
-        file from before the change.
-        """
-        for child in self._workers:
-            if child.process is None or child.pid is None or child.is_replaced or not child.has_changed_files():
-                continue
-            beat = beats.get(child.name)
-            state = beat.state if beat is not None and beat.pid == child.pid else heartbeats.STARTING
-            has_loaded_for = time.monotonic() - child.started_at
-            is_loading = state == heartbeats.STARTING and child.crashes.count > 0 and has_loaded_for > LOADING_SECONDS
-            if state != heartbeats.PARKED and not is_loading:
-                continue
-            log.info("%s is started again, because a file that it loads has changed", child.name)
-            child.is_replaced = True
-            with contextlib.suppress(ProcessLookupError):
-                if is_loading:  # a signal that it handles would wait until it has loaded
-                    child.process.kill()
-                else:
-                    child.process.terminate()
 
     def health_note(self) -> str:
         """Return `ok`, or `degraded: ` with the workers that crashed and have not recovered since."""
@@ -298,11 +222,6 @@ class Supervisor:
                 log.warning("%s did not recover before the system was stopped. It %s", child.name, words)
             with contextlib.suppress(StoreError), Store.open(self._config.store_path) as store:
                 heartbeats.write_heartbeat(store, child.name, words, heartbeats.PARKED, child.last_pid)
-
-
-def _read_heartbeats(store: Store) -> dict[str, heartbeats.Heartbeat]:
-    with store.read() as conn:
-        return {beat.name: beat for beat in heartbeats.read_heartbeats(conn)}
 
 
 # --------------------------------------------------------------------------------------------------------- preparation

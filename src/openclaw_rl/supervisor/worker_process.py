@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import sys
 import time
 
@@ -24,8 +25,13 @@ from openclaw_rl.supervisor.crash_history import (
     describe_exit,
     loaded_files_state,
 )
+from openclaw_rl.supervisor.hang_verdict import Hang, HangKind
 from openclaw_rl.supervisor.heartbeat_monitor import HeartbeatMonitor
+from openclaw_rl.supervisor.worker_end import KillReason, count_memory_kills, describe_kill, find_cause
 
+TRACEBACK_SIGNAL = signal.SIGUSR1
+"""On it, a worker prints what each of its threads does."""
+TRACEBACK_SECONDS = 2.0  # seconds for that, before a worker that hangs is killed
 log = logging.getLogger("openclaw_rl.run")
 
 
@@ -36,7 +42,8 @@ class WorkerProcess:
         self.name, self._config = name, config
         self.process: asyncio.subprocess.Process | None = None
         self.monitor, self.output, self.crashes = self._new_monitor(), WorkerOutput(), CrashHistory()
-        self.kill_reason = ""  # why the supervisor killed the process
+        self.kill_reason: KillReason | None = None  # why the supervisor killed the process
+        self._memory_kills = 0  # of the whole machine, when the process was started
         self.is_replaced = False  # the supervisor ended the process because a file that it loads has changed
         self.restart_at = 0.0  # monotonic seconds; when a crashed worker is started again
         self.started_at = 0.0  # monotonic seconds
@@ -72,7 +79,9 @@ class WorkerProcess:
             self.crashes = CrashHistory()
         self._files_state = loaded_files_state(self._config, self.name)
         self.monitor, self.output = self._new_monitor(), WorkerOutput()
-        self.is_replaced, self.kill_reason = False, ""
+        self.is_replaced = False
+        self.kill_reason = None
+        self._memory_kills = count_memory_kills()
         self.started_at = time.monotonic()
         self.process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "openclaw_rl", "worker", self.name, f"--with-parent={os.getpid()}"),
@@ -99,23 +108,37 @@ class WorkerProcess:
                 with contextlib.suppress(OSError):  # it may be a file on a full disk
                     sys.stderr.write(f"{self.name:>8} | {to_printable(line)}\n")
 
-    def kill(self, reason: str) -> None:
-        """Kill a process that hangs. SIGTERM would need the event loop that hangs."""
-        if self.process is None or self.pid is None or self.kill_reason:
+    def kill(self, reason: KillReason) -> None:
+        """Kill a process that hangs. SIGTERM would need the event loop that hangs.
+
+        One that is not stopped first prints where each of its threads is.
+        """
+        if self.process is None or self.pid is None or self.kill_reason is not None:
             return
         self.kill_reason = reason
-        log.warning("%s: %s. It is killed", self.name, reason)
+        log.warning("%s: %s. It is killed", self.name, describe_kill(reason))
+        delay = 0.0
         with contextlib.suppress(ProcessLookupError):
-            self.process.kill()
+            if isinstance(reason, Hang) and reason.kind is not HangKind.STOPPED:
+                self.process.send_signal(TRACEBACK_SIGNAL)
+                delay = TRACEBACK_SECONDS
+        asyncio.get_running_loop().call_later(delay, self._kill_process, self.process)
+
+    def _kill_process(self, process: asyncio.subprocess.Process) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
 
     def record_crash(self, code: int, delays: tuple[float, float]) -> float:
         """Record the end of the process, and return the seconds until the next start. `delays`: first and longest."""
-        words = self.kill_reason or describe_exit(code)
+        kill = self.kill_reason
+        cause = find_cause(code, kill, out_of_memory=count_memory_kills() > self._memory_kills)
+        words = describe_exit(code) if kill is None else describe_kill(kill)
         self.crashes.record_crash(
             words,
-            crash_reason(words, self.output),
-            crash_cure(self._config, self.name, words, self.output),
-            recovered=not self.kill_reason and self._has_recovered,
+            cause,
+            crash_reason(self._config, self.name, words, self.output),
+            crash_cure(self._config, self.name, cause, self.output),
+            recovered=kill is None and self._has_recovered,
         )
         delay = self.crashes.restart_delay(*delays)
         self.restart_at = time.monotonic() + delay

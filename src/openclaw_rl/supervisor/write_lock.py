@@ -1,6 +1,7 @@
 """Finds a process that holds the store's write lock and never releases it, such as a frozen one.
 
-Nothing can be written meanwhile, not even a heartbeat, so heartbeats do not show who hangs. Linux names the holders of
+Nothing can be written meanwhile, not even a heartbeat, so heartbeats do not show who hangs. A holder that waits for a
+processor or for the disk is slow, and not stuck: that time does not count (`hang_verdict`). Linux names the holders of
 all file locks in `/proc/locks`. The files of the store must not be opened for this: closing one of them would release
 the locks of this process on it. On other systems no holder is found.
 """
@@ -10,19 +11,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from openclaw_rl.supervisor.hang_verdict import HangLimits, Quiet, add_interval, find_hang
+from openclaw_rl.supervisor.process_usage import ProcessUsage, read_usage
+
 CHECK_INTERVAL = 0.5  # seconds between two checks
 FROZEN_LIMIT = 2.0  # seconds after which a stopped process is killed; requests wait for the lock for 10 s
-HELD_LIMIT = 9.0  # the same for a process that is not stopped; no transaction takes so long
+HELD_LIMIT = 9.0  # the same for one that waits for something else; no transaction waits
+COMPUTED_LIMIT = 60.0  # the same for one that computes, in seconds of processor time
 _WRITE_LOCK_BYTE = 120  # in the `-shm` file: https://sqlite.org/walformat.html#wal_locks
-_LOCKS_FILE, _PROCESSES = Path("/proc/locks"), Path("/proc")
+_LOCKS_FILE = Path("/proc/locks")
 
 
 @dataclass(frozen=True, slots=True)
 class StuckWriter:
-    """A process that has held the write lock for `seconds` without a commit."""
+    """A process that has held the write lock for `seconds` without a commit, waits for the machine not counted."""
 
     pid: int
     seconds: float
+    is_stopped: bool  # by a signal
 
 
 class WriteLockMonitor:
@@ -32,7 +38,8 @@ class WriteLockMonitor:
         self._index = store_path.with_name(f"{store_path.name}-shm")
         self._log = store_path.with_name(f"{store_path.name}-wal")
         self._seen: tuple[int, int] | None = None  # process id of the holder, and the time of the last commit
-        self._held_seconds = 0.0
+        self._held = Quiet()
+        self._usage: ProcessUsage | None = None  # of the holder, at the last check
         self._checked_at = 0.0
 
     def find_stuck_writer(self, now: float) -> StuckWriter | None:
@@ -43,15 +50,18 @@ class WriteLockMonitor:
         passed = min(now - self._checked_at, 2 * CHECK_INTERVAL)
         self._checked_at = now
         seen = self._look()
-        self._held_seconds = self._held_seconds + passed if seen is not None and seen == self._seen else 0.0
+        is_same = seen is not None and seen == self._seen
         self._seen = seen
+        before = self._usage if is_same else None
+        self._usage = None if seen is None else read_usage(seen[0])
+        self._held = add_interval(self._held, passed, before, self._usage) if is_same else Quiet()
         if seen is None:
             return None
-        state = _process_state(seen[0])
-        limit = FROZEN_LIMIT if state in ("T", "t") else HELD_LIMIT
-        if self._held_seconds < limit or state == "D":  # D: it waits for the disk
+        waiting = FROZEN_LIMIT if self._held.is_stopped else HELD_LIMIT
+        limits = HangLimits(waiting=waiting, computing=COMPUTED_LIMIT)
+        if find_hang(self._held, limits, setting="") is None:
             return None
-        return StuckWriter(seen[0], self._held_seconds)
+        return StuckWriter(seen[0], self._held.counted, self._held.is_stopped)
 
     def _look(self) -> tuple[int, int] | None:
         try:
@@ -72,11 +82,3 @@ def _holder(line: str, inode: int) -> int | None:
     if not is_file or not fields[6].isdigit() or not fields[7].isdigit():
         return None
     return int(fields[4]) if int(fields[6]) <= _WRITE_LOCK_BYTE <= int(fields[7]) else None
-
-
-def _process_state(pid: int) -> str:
-    """Return the state of a process as in `ps`: R, S, D, T, ...; empty if it is unknown."""
-    try:
-        return (_PROCESSES / str(pid) / "stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return ""

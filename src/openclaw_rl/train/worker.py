@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from openclaw_rl.common.message_hash import EphemeralMatcher
-from openclaw_rl.common.worker_loop import run_worker_loop
+from openclaw_rl.common.worker_loop import WorkThreads, run_worker_loop
 from openclaw_rl.errors import StartStopped
 from openclaw_rl.gates.make_gate import make_gate
 from openclaw_rl.gates.reply_source import ReplySource
@@ -34,8 +34,12 @@ from openclaw_rl.train.tracking import MetricsTracker
 log = logging.getLogger(__name__)
 
 
-async def run(config: Config, *, stop: asyncio.Event, on_loaded: Callable[[], None] = lambda: None) -> None:
-    """Run the train worker until `stop` is set. Calls `on_loaded` once the model is loaded.
+async def run(
+    config: Config, *, stop: asyncio.Event, on_loaded: Callable[[Collection[int]], None] = lambda threads: None
+) -> None:
+    """Run the train worker until `stop` is set.
+
+    Calls `on_loaded` once the model is loaded, with the native ids of the threads that keep their priority.
 
     Consumes: judged turns that have a signal for the method and were not used on the head's lineage; with
     `train.batch.max_uses` 2 also turns that were used there once.
@@ -48,12 +52,13 @@ async def run(config: Config, *, stop: asyncio.Event, on_loaded: Callable[[], No
         await launcher.join_as_worker(config, stop=stop)
         return
     store = await asyncio.to_thread(Store.open, config.store_path)
+    threads = WorkThreads()
     try:
         heartbeats.write_heartbeat(store, "train", "starting", heartbeats.STARTING)
         await asyncio.to_thread(_hash_weights, config, store, stop)
         heartbeats.write_heartbeat(store, "train", "loading the base model", heartbeats.STARTING)
         loop = await asyncio.to_thread(open_train_loop, config, store)
-        on_loaded()
+        on_loaded(threads.fair_ids)
         train = config.train
         turns = f"{train.batch.min_step_turns} to {train.batch.max_step_turns} turns"
         log.info("method %s, finetune %s; a step takes %s", train.method, train.finetune, turns)
@@ -65,12 +70,14 @@ async def run(config: Config, *, stop: asyncio.Event, on_loaded: Callable[[], No
                 stop,
                 poll=config.train.poll,
                 on_stop=loop.forget_attempts,
+                pick_executor=threads.pick_executor,
             )
         finally:
             await asyncio.to_thread(loop.close)
     except StartStopped as error:
         log.info("%s", error)
     finally:
+        threads.close()
         store.close()
 
 

@@ -60,6 +60,13 @@ def depth_first(sequences: Sequence[NDArray[np.int32]]) -> tuple[list[int], list
     return order, shared
 
 
+def count_tokens(rows: Sequence[TokenSequence]) -> int:
+    """Return the number of tokens of the rows' tree."""
+    sequences = [row.input_ids for row in rows]
+    _, shared = depth_first(sequences)
+    return sum(map(len, sequences)) - sum(shared)
+
+
 def group_rows(rows: Sequence[TokenSequence], budget: int) -> list[list[int]]:
     """Return groups of row numbers whose trees have at most max(`budget`, longest row + `budget` / 4) tokens.
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from openclaw_rl.common.progress import record_progress
+from openclaw_rl.common.progress import WorkKind, record_progress
 from openclaw_rl.learner.distributed.world import World, split
 from openclaw_rl.learner.forward import lm_head, prefix_tree, tree_attention
 from openclaw_rl.learner.forward.activation_checkpointing import LayerCheckpointing
@@ -25,6 +25,7 @@ from openclaw_rl.learner.forward.causal_attention import relative_error
 from openclaw_rl.learner.forward.flex_attention import TreeMasks, padded_length
 from openclaw_rl.learner.forward.logit_transform import find_logit_transform
 from openclaw_rl.learner.forward.packing import TokenSequence, micro_batches, pack_padded
+from openclaw_rl.learner.forward.pass_speed import PassSpeed
 from openclaw_rl.learner.model.compile import compile_parts, interpret_parts
 
 _T = TypeVar("_T")
@@ -70,6 +71,7 @@ class ForwardRunner:
         self._max_shared_length = _max_shared_length(model.config.get_text_config())
         self._dynamic_ropes = [m for m in model.modules() if getattr(m, "rope_type", None) == "dynamic"]
         self._max_rows = 1  # largest number of rows in a pass since the budget was halved
+        self.speed = PassSpeed(is_measured=model.device.type == "cpu")
         self._checkpointing = LayerCheckpointing(model, checkpointing)
         self.uses_flex = self._world.all_true(model.device.type == "cuda" if flex is None else flex)
         self.uses_tree = self._try_tree()
@@ -80,6 +82,14 @@ class ForwardRunner:
         self._checkpointing.measure_layer_bytes(
             self.hidden_states, padded_length(1) if self.uses_flex else _MEASURED_TOKENS, vocabulary
         )
+        self._measure_speed()
+
+    @torch.no_grad()
+    def _measure_speed(self) -> None:
+        """Measure a short pass, by which the size of the first long one is chosen."""
+        rows = _trial_rows(self._model.config.get_text_config())
+        with self.speed.measure_pass(WorkKind.SCORE, self.pass_tokens(rows)):
+            self.hidden_states(rows)
 
     def _try_compiled(self) -> bool:
         """Compile the layers and compare their results with those before; log the reason if they are not usable."""
@@ -179,10 +189,22 @@ class ForwardRunner:
         """Return the row numbers of each forward pass, within the token budget (see `prefix_tree.group_rows`)."""
         parts = min(self._min_passes, len(rows))
         cuts = [len(rows) * part // parts for part in range(parts + 1)] if rows else []
-        out = [group for a, b in pairwise(cuts) for group in self._groups_within_budget(rows, range(a, b))]
+        budget = self._fitting_budget()
+        out = [group for a, b in pairwise(cuts) for group in self._groups_within_budget(rows, range(a, b), budget)]
         out = split(out, [row.input_length for row in rows], self._world.size)
         self._max_rows = max([self._max_rows, *map(len, out)])
         return out
+
+    def _fitting_budget(self) -> int:
+        """Return the tokens of a pass: the budget, halved until such a pass is fast enough on all ranks.
+
+        Halves of the same budget keep the passes, and with them the rounding of a step, equal while the speed changes
+        little.
+        """
+        budget = self.budget
+        while not self._world.all_true(self.speed.fits(budget)):
+            budget //= 2
+        return budget
 
     @property
     def recomputed_layers(self) -> int:
@@ -216,13 +238,15 @@ class ForwardRunner:
         self.budget, self._max_rows = self.budget // 2, 1
         return f"passes of {self.budget} tokens"
 
-    def _groups_within_budget(self, rows: Sequence[TokenSequence], numbers: Sequence[int]) -> list[list[int]]:
+    def _groups_within_budget(
+        self, rows: Sequence[TokenSequence], numbers: Sequence[int], budget: int
+    ) -> list[list[int]]:
         alone = [[i] for i in numbers if rows[i].input_length > self._max_shared_length]
         rest = [i for i in numbers if rows[i].input_length <= self._max_shared_length]
         if self.uses_tree:
-            found = prefix_tree.group_rows([rows[i] for i in rest], self.budget)
+            found = prefix_tree.group_rows([rows[i] for i in rest], budget)
         else:
-            found = micro_batches([rows[i].input_length for i in rest], self.budget)
+            found = micro_batches([rows[i].input_length for i in rest], budget)
         return [*alone, *([rest[j] for j in group] for group in found)]
 
     @property
@@ -231,12 +255,44 @@ class ForwardRunner:
         return self._world.size
 
     def map_groups(
-        self, rows: Sequence[TokenSequence], work: Callable[[list[int], float], _T], kind: type[_T]
+        self,
+        rows: Sequence[TokenSequence],
+        work: Callable[[list[int], float], _T],
+        kind: type[_T],
+        pass_kind: WorkKind,
+        partners: Sequence[TokenSequence] | None = None,
     ) -> list[_T]:
-        """Return `work(group, weight)` for each group of `rows`; see `World.map_over_ranks`."""
+        """Return `work(group, weight)` for each group of `rows`; see `World.map_over_ranks`.
+
+        `pass_kind`: what a group's work is; each is reported and its speed is measured. `partners`: a row for each of
+        `rows` that its pass computes, too.
+        """
         groups = self.group_rows(rows)
         costs = [sum(rows[i].input_length for i in group) for group in groups]
-        return self._world.map_over_ranks(costs, lambda n, weight: work(groups[n], weight), kind)
+        beside = partners or ()
+        sizes = [
+            self.pass_tokens([*(rows[i] for i in group), *(beside[i] for i in group if beside)]) for group in groups
+        ]
+        total = math.ceil(len(groups) / self._world.size)
+        later = sum(sizes) / self._world.size
+        number = 0
+
+        def run_group(n: int, weight: float) -> _T:
+            nonlocal number, later
+            number += 1
+            later = max(0.0, later - sizes[n])
+            with self.speed.measure_pass(
+                pass_kind, sizes[n], number=number, total=max(number, total), later_tokens=int(later)
+            ):
+                return work(groups[n], weight)
+
+        return self._world.map_over_ranks(costs, run_group, kind)
+
+    def pass_tokens(self, rows: Sequence[TokenSequence]) -> int:
+        """Return the tokens that one pass over these rows computes."""
+        if self.uses_tree:
+            return prefix_tree.count_tokens(rows)
+        return len(rows) * max(row.input_length for row in rows)
 
     def forward(self, rows: Sequence[TokenSequence], *, floats: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Return (logp_K, entropy_K in nats) of one pass, at the temperature of each row, in row order."""
@@ -320,7 +376,7 @@ class ForwardRunner:
             done(so_far)
             return dict(zip(group, scores, strict=True))
 
-        groups = self.map_groups(rows, score_group, dict[int, lm_head.TokenLogprobs])
+        groups = self.map_groups(rows, score_group, dict[int, lm_head.TokenLogprobs], WorkKind.SCORE)
         out = {i: scores for group in groups for i, scores in group.items()}
         return [out[i] for i in range(len(rows))]
 
@@ -353,7 +409,7 @@ class ForwardRunner:
             pairs = zip(unguided.split_rows(lengths), guided.split_rows(lengths), strict=True)
             return dict(zip(group, pairs, strict=True))
 
-        groups = self.map_groups(hinted, score_group, kind)
+        groups = self.map_groups(hinted, score_group, kind, WorkKind.SCORE, partners=plain)
         out = {i: pair for group in groups for i, pair in group.items()}
         return [out[i] for i in range(len(hinted))]
 

@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 
 from openclaw_rl.common.frames import FrameDecoder, encode_frame
-from openclaw_rl.common.progress import progress_count, record_progress
+from openclaw_rl.common.progress import Activity, current_activity, progress_count, record_progress, set_activity
 from openclaw_rl.methods.types import Sample, StepResult
 from openclaw_rl.types import Logprobs
 
@@ -67,10 +67,6 @@ class ErrorReply(msgspec.Struct, tag="refused", frozen=True):
     message: str
 
 
-class ProgressReply(msgspec.Struct, tag="progress", frozen=True):
-    """Sent between a command and its reply while rank 0 makes progress."""
-
-
 RankCommand = LoadCommand | StepCommand | ScoreCommand | IdleCommand
 RankReply = ReadyReply | StepReply | LogprobsReply | ErrorReply
 
@@ -91,7 +87,9 @@ def _from_bytes(kind: Any, value: Any) -> Any:
 
 encode = msgspec.msgpack.Encoder(enc_hook=_to_bytes).encode
 command_decoder = msgspec.msgpack.Decoder(RankCommand, dec_hook=_from_bytes)
-_PROGRESS = encode(ProgressReply())
+_PROGRESS_MARK = b"\0"
+"""First byte of a progress report, which is sent between a command and its reply; no reply begins with it."""
+_activity_decoder = msgspec.msgpack.Decoder(Activity | None)
 reply_decoder = msgspec.msgpack.Decoder(RankReply, dec_hook=_from_bytes)
 
 
@@ -165,13 +163,19 @@ def connect_to_worker(path: str) -> RpcChannel:
 def receive_reply(line: RpcChannel, check: Callable[[], None]) -> bytes:
     """Return the next reply; `check` raises when none can come any more. Raises `EOFError`.
 
-    Progress of rank 0 counts as progress of this process.
+    Progress and activity of rank 0 count as those of this process.
     """
-    while (raw := line.receive(_POLL_SECONDS)) is None or raw == _PROGRESS:
-        if raw is not None:
-            record_progress()
-        check()
-    return raw
+    try:
+        while True:
+            raw = line.receive(_POLL_SECONDS)
+            if raw is not None and not raw.startswith(_PROGRESS_MARK):
+                return raw
+            if raw is not None:
+                set_activity(_activity_decoder.decode(raw[len(_PROGRESS_MARK) :]))
+                record_progress()
+            check()
+    finally:
+        set_activity(None)
 
 
 def report_progress(line: RpcChannel) -> None:
@@ -184,7 +188,7 @@ def report_progress(line: RpcChannel) -> None:
                 time.sleep(_PROGRESS_SECONDS)
                 if progress_count() != seen:
                     seen = progress_count()
-                    line.send(_PROGRESS)
+                    line.send(_PROGRESS_MARK + encode(current_activity()))
 
     threading.Thread(target=send_progress, name="progress", daemon=True).start()
 

@@ -1,0 +1,63 @@
+"""Why the process of a worker ended, as data, and in words."""
+
+from __future__ import annotations
+
+import signal
+from enum import StrEnum
+from pathlib import Path
+
+from openclaw_rl.supervisor.hang_verdict import Hang, HangKind, describe_hang
+from openclaw_rl.supervisor.write_lock import StuckWriter
+
+_VMSTAT = Path("/proc/vmstat")
+_OUT_OF_MEMORY_COUNTER = "oom_kill"
+
+
+class EndCause(StrEnum):
+    """Why a process ended."""
+
+    EXIT = "exit"  # by itself, with an exit code
+    CRASH = "crash"  # by a signal of its own fault, such as SIGSEGV
+    HANG = "hang"  # it hung, and the supervisor killed it
+    WRITE_LOCK = "write_lock"  # it kept the write lock of the store, and the supervisor killed it
+    STOPPED = "stopped"  # it was stopped by a signal from outside, and the supervisor killed it
+    KILLED = "killed"  # by SIGKILL from outside
+    OUT_OF_MEMORY = "out_of_memory"  # the system killed it, or another process, because memory ran out
+
+
+MACHINE_CAUSES = frozenset({EndCause.STOPPED, EndCause.KILLED, EndCause.OUT_OF_MEMORY})
+"""Causes that are no fault of the rows that the process worked on."""
+KillReason = Hang | StuckWriter
+"""Why the supervisor kills a process."""
+
+
+def find_cause(code: int, kill: KillReason | None, *, out_of_memory: bool) -> EndCause:
+    """Return why a process ended.
+
+    `code`: exit status of `asyncio.subprocess`, negative for a signal; `kill`: why the supervisor killed it, if it did;
+    `out_of_memory`: whether the system has ended a process because memory ran out since this one was started.
+    """
+    if isinstance(kill, Hang):
+        return EndCause.STOPPED if kill.kind is HangKind.STOPPED else EndCause.HANG
+    if isinstance(kill, StuckWriter):
+        return EndCause.STOPPED if kill.is_stopped else EndCause.WRITE_LOCK
+    if code == -signal.SIGKILL:
+        return EndCause.OUT_OF_MEMORY if out_of_memory else EndCause.KILLED
+    return EndCause.CRASH if code < 0 else EndCause.EXIT
+
+
+def describe_kill(kill: KillReason) -> str:
+    """Return why the supervisor kills a process, for people."""
+    if isinstance(kill, Hang):
+        return describe_hang(kill)
+    return f"it held the write lock of the store for {kill.seconds:.0f} s without a commit"
+
+
+def count_memory_kills() -> int:
+    """Return how many processes the system has ended because memory ran out since it started; 0 if it does not say."""
+    try:
+        lines = _VMSTAT.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return 0
+    counts = [line.split() for line in lines]
+    return next((int(row[1]) for row in counts if row[:1] == [_OUT_OF_MEMORY_COUNTER]), 0)
