@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 export OMP_WAIT_POLICY ?= passive
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: gpu-check gpu-bench env demo demo-episodes demo-terminal demo-toolcall demo-swe demo-gui learn learn-rate learn-protocol learn-days test test-system check explore fuzz faults faults-tinker bench starter clean test-openclaw test-clients test-engines test-qlora test-recipes test-ray test-gui test-envs test-boxes test-mcp test-env-libraries need-bwrap gate-trial test-tinker test-trl test-slime quick-tests
+.PHONY: gpu-check gpu-bench env demo demo-episodes demo-terminal demo-toolcall demo-swe demo-gui learn learn-rate learn-real test-real learn-protocol learn-days test test-system check explore fuzz faults faults-tinker bench starter clean test-openclaw test-clients test-engines test-qlora test-recipes test-ray test-gui test-envs test-boxes test-mcp test-env-libraries need-bwrap gate-trial test-tinker test-trl test-slime quick-tests
 comma := ,
 $(STAMP): pyproject.toml
 	$(PYTHON) -c 'import sys; v=sys.version_info; sys.exit(0 if v >= (3, 11) else f"OpenClaw-RL needs Python 3.11 or newer; this is {v[0]}.{v[1]}. Try: make PYTHON=python3.11")'
@@ -35,10 +35,23 @@ test-engines: $(STAMP) $(VLLM_VENV)/.installed  ## the engine contract and more 
 	VLLM_CPU_KVCACHE_SPACE=1 $(BIN)/python -m pytest tests/external/engines --vllm-python $(VLLM_VENV)/bin/python
 
 # `make demo BACKEND=vllm`: the same on a real vLLM, in an environment of its own.
+# `make demo MODEL=smollm2`: a person who talks everyday English, and a real model of 135M parameters (a quarter of an hour).
 BACKEND ?= embedded
+MODEL ?= starter
+ifeq ($(MODEL),starter)
 demo: $(STAMP) $(if $(filter vllm,$(BACKEND)),$(VLLM_VENV)/.installed)  ## talk to the starter policy as a simulated user and watch it learn (about a minute)
 	$(BIN)/python -m openclaw_rl.evals.demo --out demo-out --backend $(BACKEND) \
 	    $(if $(filter vllm,$(BACKEND)),--engine-python $(VLLM_VENV)/bin/python)
+else
+demo: $(STAMP)
+	$(BIN)/python -m openclaw_rl.evals.everyday.demo --out demo-out --model $(MODEL)
+endif
+
+learn-real: $(STAMP)  ## five everyday tastes on SmolLM2, two people each, measured; writes docs/real_model.md (a night of processor time)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.learn_real --out runs/learn-real --doc docs/real_model.md
+
+test-real: $(STAMP)  ## the whole loop on SmolLM2, a real model of 135M parameters (ten minutes)
+	$(BIN)/python -m pytest tests/external/real
 
 demo-episodes: $(STAMP)  ## train the starter policy on a quiz and measure it on tasks that were held out (five minutes)
 	$(BIN)/python examples/environments/demo.py --out demo-out

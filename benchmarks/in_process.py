@@ -90,11 +90,19 @@ class InProcess:
         for _ in self._core.unload_unused():
             pass
 
-    def all(self, version: int, prompts: Sequence[Ids], stop: Sequence[int]) -> list[list[int]]:
-        """The reply to each prompt at temperature 1, sampled with its place as the seed; stop tokens left out."""
+    def all(
+        self,
+        version: int,
+        prompts: Sequence[Ids],
+        stop: Sequence[int],
+        *,
+        temperature: float = 1.0,
+        max_tokens: int = MAX_TOKENS,
+    ) -> list[list[int]]:
+        """The reply to each prompt, sampled with its place as the seed; stop tokens left out."""
         jobs: list[EngineSequence] = []
         for place, prompt in enumerate(prompts):
-            sampling = Sampling(temperature=1.0, max_tokens=MAX_TOKENS, seed=place)
+            sampling = Sampling(temperature=temperature, max_tokens=max_tokens, seed=place)
             jobs.append(self._core.generate(None, version, prompt, sampling, stop))
         while self._core.has_work:
             self._step()
@@ -139,8 +147,12 @@ def _sampling(order: ReplyOrder) -> Sampling:
 class Rooms:
     """Opened on entry, closed on exit."""
 
-    def __init__(self, config: Config, *, gate_replies: bool = False) -> None:
-        """`gate_replies`: whether the gate compares replies, too, which takes most of its time."""
+    def __init__(self, config: Config, *, gate_replies: bool = False, max_tokens: int = MAX_TOKENS) -> None:
+        """`gate_replies`: whether the gate compares replies, too, which takes most of its time.
+
+        `max_tokens`: limit of a reply.
+        """
+        self._max_tokens = max_tokens
         if not gate_replies:
             config = config.model_copy(update={"gate": config.gate.model_copy(update={"budget": 0})})
         prepare_home(config)
@@ -179,7 +191,7 @@ class Rooms:
         self, history: Sequence[Mapping[str, Any]], *, seed: int, temperature: float = 1.0, agent: str = ""
     ) -> StreamedReply:
         """One reply, recorded as any other."""
-        sampling = Sampling(temperature=temperature, max_tokens=MAX_TOKENS, seed=seed)
+        sampling = Sampling(temperature=temperature, max_tokens=self._max_tokens, seed=seed)
         ask = ChatRequest(
             model=self.config.model.name, messages=list(history), tools=(), sampling=sampling, agent=agent
         )
@@ -242,9 +254,36 @@ class Rooms:
         return self._reply_to_all(version, [[*system, {"role": "user", "content": q.text}] for q in questions])
 
     def _reply_to_all(self, version: int, asked: Sequence[Sequence[Mapping[str, Any]]]) -> tuple[str, ...]:
-        prompts = [self.renderer.render(messages).prompt_ids for messages in asked]
-        replies = self._engine.all(version, prompts, self.renderer.stop_token_ids)
+        return self.replies_to(version, asked)
+
+    def replies_to(
+        self, version: int, conversations: Sequence[Sequence[Mapping[str, Any]]], *, temperature: float = 1.0
+    ) -> tuple[str, ...]:
+        """Reply to each conversation, unrecorded; the seed of each is its place."""
+        prompts = [self.renderer.render(messages).prompt_ids for messages in conversations]
+        replies = self._engine.all(
+            version,
+            prompts,
+            self.renderer.stop_token_ids,
+            temperature=temperature,
+            max_tokens=self._max_tokens,
+        )
         return tuple(self.renderer.detokenizer.new_stream().push(ids).strip() for ids in replies)
+
+    async def mean_logprob(self, version: int, prompts: Sequence[str], replies: Sequence[str]) -> float:
+        """Return the mean log-probability per token of given replies to one message each, in nats."""
+        total, count = 0.0, 0
+        for prompt, reply in zip(prompts, replies, strict=True):
+            messages = [{"role": "user", "content": prompt}]
+            prompt_ids = self.renderer.render(messages).prompt_ids
+            response_ids = np.array(self.renderer.tokenizer.encode(reply), np.int32)
+            if len(response_ids):
+                logprobs = await self._engine.score(
+                    version=version, prompt_ids=prompt_ids, response_ids=response_ids, temperature=1.0
+                )
+                total += float(logprobs.sum())
+                count += len(logprobs)
+        return total / max(1, count)
 
     def hinted_replies(self, version: int, questions: Sequence[Question], hint: str) -> tuple[str, ...]:
         """Ask each question with a hint, as lessons stand in prompts, unrecorded. Returns the replies."""

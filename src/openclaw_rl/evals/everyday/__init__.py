@@ -1,0 +1,1 @@
+"""A simulated person with an everyday taste, for real models."""
