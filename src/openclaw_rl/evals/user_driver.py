@@ -51,12 +51,14 @@ def openai_client(base_url: str, key: str) -> Any:
     return AsyncOpenAI(base_url=f"{base_url}/v1", api_key=key, max_retries=0, timeout=_REPLY_TIMEOUT)
 
 
-async def stream_reply(api: Any, model: str, history: Sequence[dict[str, str]], **more: Any) -> StreamedReply:
+async def stream_reply(
+    api: Any, model: str, history: Sequence[dict[str, str]], *, max_tokens: int = MAX_TOKENS, **more: Any
+) -> StreamedReply:
     """Request one reply as a stream and collect it."""
     last = time.perf_counter()
     silence, parts, chunk, finish = 0.0, [], None, None
     stream = await api.chat.completions.create(
-        model=model, messages=list(history), stream=True, max_tokens=MAX_TOKENS, **more
+        model=model, messages=list(history), stream=True, max_tokens=max_tokens, **more
     )
     async for chunk in stream:
         now = time.perf_counter()
