@@ -16,7 +16,7 @@ from openclaw_rl.common.message_hash import EphemeralMatcher
 from openclaw_rl.common.rules.lesson_topics import load_topics
 from openclaw_rl.gates.candidate_gate import CandidateGate
 from openclaw_rl.gates.reply_source import DelayCode, GateReply, RepliesDelayed, ReplyOrder
-from openclaw_rl.methods.types import Sample, StepResult
+from openclaw_rl.methods.types import LessonGap, Sample, StepResult
 from openclaw_rl.practice.prompts import PromptSelector
 from openclaw_rl.practice.session import PracticeSession
 from openclaw_rl.settings.load import train_settings
@@ -61,13 +61,18 @@ class ScriptedReplies:
         ]
 
 
+def gaps_of(samples: Sequence[Sample], share: float) -> dict[str, LessonGap]:
+    """The same missing share of the lesson for each sample with a hint."""
+    return {sample.turn: LessonGap(missing=share, effect=1.0) for sample in samples if sample.hinted_prompts}
+
+
 class DivergingTrainer(ScriptedTrainer):
     """Its steps report a divergence that starts at 0.4 and halves with each step."""
 
     def step(self, samples: Sequence[Sample], out: str) -> StepResult:
         before = self.steps
         result = super().step(samples, out)
-        return replace(result, divergence={s.turn: 0.4 * 0.5**before for s in samples if s.hinted_prompts})
+        return replace(result, lesson_gaps=gaps_of(samples, 0.4 * 0.5**before))
 
 
 def add_lesson(store: Store, lesson: Lesson, turns: Sequence[str] = ()) -> None:

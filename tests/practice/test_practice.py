@@ -22,7 +22,7 @@ from openclaw_rl.common.rules.lesson_topics import load_topics
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.gates.reply_source import NoGateway, RepliesDelayed
 from openclaw_rl.methods.registry import make_method
-from openclaw_rl.methods.types import Sample, StepResult
+from openclaw_rl.methods.types import LessonGap, Sample, StepResult
 from openclaw_rl.practice import plan, prompts
 from openclaw_rl.practice.make_practice import make_practice
 from openclaw_rl.practice.prompts import MAX_REPLY_TOKENS, PromptSelector
@@ -122,8 +122,9 @@ class ContrastDivergingTrainer(ScriptedTrainer):
     """Its divergence is 0.1, and 9 on replies whose teacher reads the same prompt."""
 
     def step(self, samples: Sequence[Sample], out: str) -> StepResult:
-        found = {s.turn: 9.0 if np.array_equal(s.prompt_ids, s.hinted_prompts[0]) else 0.1 for s in samples}
-        return replace(super().step(samples, out), divergence=found)
+        shares = {s.turn: 9.0 if np.array_equal(s.prompt_ids, s.hinted_prompts[0]) else 0.1 for s in samples}
+        gaps = {turn: LessonGap(missing=share, effect=1.0) for turn, share in shares.items()}
+        return replace(super().step(samples, out), lesson_gaps=gaps)
 
 
 def test_contrasts_say_nothing_about_what_is_learned(store: Store, make_loop: MakeLoop, fill: Fill) -> None:

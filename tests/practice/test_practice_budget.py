@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 from sqlalchemy import select
-from tests.practice.conftest import SHORT, MakeLoop, ScriptedReplies, add_lesson, settle
+from tests.practice.conftest import SHORT, MakeLoop, ScriptedReplies, add_lesson, gaps_of, settle
 
 from openclaw_rl.gates.reply_source import BrokenVersion, GateReply, NoGateway, ReplyOrder
 from openclaw_rl.methods.types import Sample, StepResult
@@ -88,7 +88,7 @@ class StalledTrainer(ScriptedTrainer):
     def step(self, samples: Sequence[Sample], out: str) -> StepResult:
         value = 0.4 * self._factor**self.steps
         result = super().step(samples, out)
-        return replace(result, divergence={s.turn: value for s in samples if s.hinted_prompts})
+        return replace(result, lesson_gaps=gaps_of(samples, value))
 
 
 @pytest.mark.parametrize(("factor", "steps"), [(1.02, STALLED_STEPS), (1.0, STALLED_STEPS), (0.98, 20)])

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 MIN_STEP_SCALE = 2**-8
 """Smallest fraction of a step; if the policy still moved too far, the gate rejects it."""
 _GROWTH = 2.0
+
+
+class StepKind(StrEnum):
+    """What a step is taken on. Each kind has its own bound, and so its own size."""
+
+    TURNS = "turns"
+    PRACTICE = "practice"
 
 
 def next_rate_scale(scale: float, *, kept: float, moved: float, bound: float) -> float:

@@ -35,7 +35,7 @@ from openclaw_rl.learner.optim.optimizer import Optimizer, WeightSnapshot, sched
 from openclaw_rl.learner.scoring import PolicyScorer
 from openclaw_rl.learner.staleness import no_signal_reason
 from openclaw_rl.learner.step_metrics import EpochResult, epoch_metrics, no_step_reason, policy_metrics
-from openclaw_rl.learner.step_size import MIN_STEP_SCALE, next_rate_scale
+from openclaw_rl.learner.step_size import MIN_STEP_SCALE, StepKind, next_rate_scale
 from openclaw_rl.methods.teacher_replies import TeacherReplies, follows_teacher
 from openclaw_rl.methods.token_credit import credit_by_token
 from openclaw_rl.methods.types import AnyTerm, CreditMethod, Sample, StepResult
@@ -108,7 +108,7 @@ class LocalTrainer:
         """Load the policy in `folder`, or the base. Raises `ModelError` or `ConfigError` if it does not match."""
         self._method_state = dict(memory)
         self._steps = self._samples_seen = 0  # steps and turns over all ancestors of this version
-        self._rate_scale = 1.0  # see `next_rate_scale`
+        self._rate_scales = dict.fromkeys(StepKind, 1.0)  # see `next_rate_scale`
         if folder is None:
             self._weights.reset_to_base()
             self._optimizer.start()
@@ -121,7 +121,8 @@ class LocalTrainer:
             self._ema_teacher.read(Path(folder))
         state = state_files.read_state(Path(folder))
         self._steps, self._samples_seen = int(state["steps"]), int(state.get("samples", 0))
-        self._rate_scale = float(state.get("rate_scale", 1.0))
+        stored_scales = state.get("rate_scales", {})
+        self._rate_scales = {kind: float(stored_scales.get(kind, 1.0)) for kind in StepKind}
         if not self._optimizer.read(Path(folder)):
             log.info("%s no longer has an optimizer state: the optimizer starts from the beginning", folder)
 
@@ -175,13 +176,14 @@ class LocalTrainer:
         reply_tokens = LengthEma(self._method_state, decay=self._train.loss.length_ema_decay)
         length_ema, snapshot = reply_tokens.average_length(batch.trainable_tokens(members)), self._optimizer.snapshot()
         scheduled = scheduled_learning_rate(self._train, steps=self._steps, samples=self._samples_seen)
-        rate = scheduled * self._rate_scale
+        kind = StepKind.PRACTICE if any(sample.guidance is not None for sample in samples) else StepKind.TURNS
+        rate = scheduled * self._rate_scales[kind]
         epochs = self._run_epochs(_StepInputs(batch, terms, members, length_ema, rate))
         if why := no_step_reason(epochs):
             return self._no_step_result(batch, members, why, passed, dropped)
-        moved = self._apply_trust_region(batch, members, snapshot)
-        self._rate_scale = next_rate_scale(
-            self._rate_scale,
+        moved = self._apply_trust_region(batch, members, snapshot, kind)
+        self._rate_scales[kind] = next_rate_scale(
+            self._rate_scales[kind],
             kept=moved["step/scale"],
             moved=moved["kl/step"],
             bound=moved["step/bound"],
@@ -305,7 +307,7 @@ class LocalTrainer:
         return states.token_logprobs(ids_KN=ids_KN).logps_KN
 
     def _apply_trust_region(
-        self, batch: ScoredBatch, members: Sequence[int], snapshot: WeightSnapshot
+        self, batch: ScoredBatch, members: Sequence[int], snapshot: WeightSnapshot, kind: StepKind
     ) -> dict[str, float]:
         """Keep the step within its trust region: halve it while it moved the policy too far (arXiv:1502.05477).
 
@@ -316,8 +318,8 @@ class LocalTrainer:
         turns = len({batch.samples[i].turn for i in members})
         members = [i for i in members if not batch.samples[i].from_teacher] or members
         scale, rows = 1.0, [batch.rows[i] for i in members]
-        is_practice = any(sample.guidance is not None for sample in batch.samples)
-        bound = self._train.safety.max_practice_kl if is_practice else self._train.safety.max_step_kl
+        safety = self._train.safety
+        bound = safety.max_practice_kl if kind is StepKind.PRACTICE else safety.max_step_kl
         metrics = self._policy_metrics(batch, members, rows)
         while not metrics["kl/step"] <= bound and scale > MIN_STEP_SCALE:
             scale /= 2
@@ -335,7 +337,7 @@ class LocalTrainer:
         state = {
             "steps": self._steps,
             "samples": self._samples_seen,
-            "rate_scale": self._rate_scale,
+            "rate_scales": self._rate_scales,
             "settings": self._train.model_dump(mode="json"),
         }
         state |= {"plugins": [self._plugin_loss.identity]} if self._plugin_loss else {}
