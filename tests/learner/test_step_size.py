@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from openclaw_rl.gates.metric_gates import rejection_reason
 from openclaw_rl.learner.step_size import MIN_STEP_SCALE, next_rate_scale
 from openclaw_rl.learner.trainer import LocalTrainer
 from openclaw_rl.methods.types import Sample
+from openclaw_rl.settings.load import train_settings
 
 Make = Callable[..., LocalTrainer]
 Draw = Callable[..., list[Sample]]
@@ -37,6 +41,29 @@ def test_it_settles_within_a_factor_of_two_of_the_largest_step_that_fits(best: f
             kept /= 2
         scale = next_rate_scale(scale, kept=kept, moved=(scale * kept / best) ** 2, bound=1.0)
     assert best / 2 <= scale <= best
+
+
+def test_a_step_of_practice_has_a_bound_of_its_own(trainer: Make, draw: Draw, tmp_path: Path) -> None:
+    """And a size of its own: a step on turns after it begins where the last one on turns ended."""
+    made = trainer(
+        "combine",
+        learning_rate=3e-2,
+        max_step_kl=0.002,
+        max_gap=9.0,
+        max_batch_gap=9.0,
+        topk=7,
+        **{"safety.max_practice_kl": 0.0005},
+    )
+    hinted = draw(made, 0, reward=None, hinted_prompts=(np.array([5, 6, 7], np.int32),))
+    practice = [replace(sample, guidance=1.0) for sample in hinted]
+    first = made.step(practice, str(tmp_path / "first")).metrics
+    assert first["kl/step"] <= 0.0005 == first["step/bound"]
+    assert first["step/scale"] < 1
+    turns = made.step(draw(made, 1), str(tmp_path / "turns")).metrics
+    assert turns["learning_rate"] == 3e-2
+    assert turns["step/bound"] == 0.002
+    refused = rejection_reason(first | {"kl/step": 0.001}, train_settings({"safety.max_practice_kl": 0.0005}))
+    assert "above train.safety.max_practice_kl 0.0005" in str(refused)
 
 
 def test_a_step_begins_at_the_size_of_the_last_one(trainer: Make, draw: Draw, tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ from openclaw_rl.store.lessons.scopes import LessonScope, user_scope
 from openclaw_rl.store.lineage import policies, training_queue, version_stats
 from openclaw_rl.testing import ScriptedTrainer
 from openclaw_rl.train.sample_builder import SampleBuilder
-from openclaw_rl.types import Kind, Origin, PolicyState
+from openclaw_rl.types import Kind, Origin, PolicyState, Sampling
 
 Fill = Callable[..., list[str]]
 WISHED_LONG = "Give long, detailed answers."  # of the rules
@@ -75,6 +75,31 @@ def test_a_step_of_practice(
         assert sample.reward is None
         assert np.array_equal(sample.prompt_ids, plain)
         assert [hinted.tolist() for hinted in sample.hinted_prompts] == [told.tolist()]
+
+
+def test_the_teacher_is_guided_but_not_of_contrasts(
+    store: Store, make_loop: MakeLoop, fill: Fill, builder: SampleBuilder
+) -> None:
+    """Whose prompt the policy reads, too: there is nothing that the prompt alone would not do."""
+    (turn,) = fill(store, 1)
+    add_lesson(store, SHORT, [turn])
+    trainer = ScriptedTrainer()
+    loop = make_loop(trainer, step_limit=1, contrast_share=0.25)
+    loop._builder = replace(builder, guidance=2.5)
+    settle(loop)
+    (batch,) = trainer.batches
+    assert [sample.guidance for sample in batch] == [None, 2.5, 2.5, 2.5]
+
+
+@pytest.mark.parametrize(("asked", "practised"), [(1.0, 1.0), (0.7, 0.7), (0.1, 0.3), (1.4, 1.0), (0.0, 1.0)])
+def test_replies_are_sampled_at_the_temperature_of_the_person(
+    store: Store, make_loop: MakeLoop, fill: Fill, replies: ScriptedReplies, asked: float, practised: float
+) -> None:
+    """From 0.3 to 1, and at 1 after a greedy reply."""
+    (turn,) = fill(store, 1, request={"sampling": Sampling(temperature=asked)})
+    add_lesson(store, SHORT, [turn])
+    settle(make_loop(step_limit=1))
+    assert {order.temperature for order in replies.orders} == {practised}
 
 
 @pytest.mark.parametrize(("settings", "told", "plain"), [({"replies": 8}, 4, 4), ({"teacher_share": 0.25}, 1, 3)])
