@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -11,6 +12,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -319,6 +321,39 @@ def test_older_is_backed_up_and_migrated(store: Store) -> None:
     old.close()
     with store.read() as conn:
         assert conn.exec_driver_sql("SELECT colour FROM turns").scalars().all() == ["red"]
+
+
+def test_processes_that_open_an_older_store_together_migrate_it_once(store: Store) -> None:
+    path, runs = store.path, list[str]()
+
+    def counted(conn: sqlite3.Connection) -> None:
+        runs.append("migrated")
+        second(conn)
+
+    with ThreadPoolExecutor(4) as pool:
+        tasks = [
+            pool.submit(bootstrap.prepare_store, path, create=False, migrations=[*MIGRATIONS, counted])
+            for _ in range(4)
+        ]
+    for task in tasks:
+        task.result()
+    assert runs == ["migrated"]
+    assert "colour" in columns_of(path)
+    assert "colour" not in columns_of(bootstrap.backup_path(path, len(MIGRATIONS)))
+
+
+def test_a_store_that_waits_for_its_migration_can_be_written(store: Store) -> None:
+    """Neither the wait for another process nor the backup holds the write lock."""
+    with store.path.with_name(f"{store.path.name}.migration.lock").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with ThreadPoolExecutor(1) as pool:
+            migration = pool.submit(bootstrap.prepare_store, store.path, create=False, migrations=[*MIGRATIONS, second])
+            for number in range(20):
+                with store.write() as conn:
+                    serve(conn, f"written-{number}")
+            fcntl.flock(file, fcntl.LOCK_UN)
+            migration.result()
+    assert "colour" in columns_of(store.path)
 
 
 def test_a_migration_that_fails_leaves_the_old_schema(store: Store) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from tests.train.state_trainer import StateTrainer
 from openclaw_rl.errors import ModelError, OpenClawError
 from openclaw_rl.settings.load import from_flat, train_settings
 from openclaw_rl.status.diagnose import find_diagnoses
+from openclaw_rl.store import file_digests
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME
@@ -249,3 +251,29 @@ def test_versions_of_an_older_program_are_checked_by_the_digest_of_their_weights
     flip(file_of(store, 2, "adapter_model.safetensors"))
     assert "the weights have digest" in str(policies.examine_files(store, 2))
     assert policy_of(store).version == 1
+
+
+def test_large_files_that_have_not_changed_are_not_read_again(
+    store: Store, fill: Fill, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Full weights have gigabytes. The gateway leaves them to the engine, which compares what it loads."""
+    monkeypatch.setattr(file_digests, "NOTABLE_BYTES", 1)
+    loop, _ = start()
+    learn(loop, store, fill, 1)
+    file = file_of(store, 1, "adapter_model.safetensors")
+    before = file.stat()
+    flip(file)
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))  # a fault of the disk changes no times
+    assert policies.examine_files(store, 1, trusts_known=True) is None
+    assert str(policies.examine_files(store, 1)).startswith("adapter_model.safetensors has sha256")
+
+
+def test_large_files_are_read_again_after_a_change(
+    store: Store, fill: Fill, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_digests, "NOTABLE_BYTES", 1)
+    loop, _ = start()
+    learn(loop, store, fill, 1)
+    flip(file_of(store, 1, "adapter_model.safetensors"))
+    damage = policies.examine_files(store, 1, trusts_known=True)
+    assert str(damage).startswith("adapter_model.safetensors has sha256")

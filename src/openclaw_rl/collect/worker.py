@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from sqlalchemy import Connection
 
@@ -34,6 +34,8 @@ EVENT_KINDS = ("exchange.admitted", "exchange.finished", "feedback.given", ENDED
 EVENT_BATCH = 256
 LONGEST_TRANSACTION = 0.005  # seconds; a finished reply waits for the write lock meanwhile
 OVERDUE_BATCH = 500
+WRITE_BATCH = 32
+"""Turns or episodes that are ended in one transaction: after a pause there are hundreds, and replies wait meanwhile."""
 
 
 class Collector:
@@ -144,13 +146,26 @@ class Collector:
             turns.set_aside(conn, turn, why, at=event.at)
 
     def end_expired_episodes(self, now: float) -> int:
-        """End the episodes that expired without an outcome, and complete the expired groups. Returns their number."""
+        """End the episodes that expired without an outcome, and complete the expired groups. Returns their number.
+
+        After a pause, there may be many: each transaction ends a few episodes, or completes one group.
+        """
         with self._store.read() as conn:
             if not has_expired(conn, now):
                 return 0
+        count = 0
+        while ended := self._void_some(now):
+            count += ended
+        with self._store.read() as conn:
+            groups = open_groups(conn, now)
+        for group in groups:
+            with self._store.write(durable=False) as conn:
+                count += complete_group(conn, group, now)
+        return count
+
+    def _void_some(self, now: float) -> int:
         with self._store.write(durable=False) as conn:
-            count = void_expired(conn, now)
-            return count + sum(complete_group(conn, group, now) for group in open_groups(conn, now))
+            return void_expired(conn, now, limit=WRITE_BATCH)
 
     def observe_abandoned(self, now: float) -> int:
         """Close the last turns of abandoned conversations, if that counts as evidence. Returns their number."""
@@ -158,26 +173,25 @@ class Collector:
             return 0
         with self._store.read() as conn:
             found = abandoned_turns(conn, now - self._signals.abandoned_after, OVERDUE_BATCH)
-        if not found:
-            return 0
-        with self._store.write(durable=False) as conn:
-            for turn in found:
-                reactions.record_observation(conn, turn, ABANDONED, source=None, at=now)
+        for part in _split(found):
+            with self._store.write(durable=False) as conn:
+                for turn in part:
+                    reactions.record_observation(conn, turn, ABANDONED, source=None, at=now)
         return len(found)
 
     def drop_overdue(self, now: float) -> int:
         """Drop turns that have had no reaction for `session_timeout` seconds. Returns their number."""
         with self._store.read() as conn:
             late = reactions.overdue_turns(conn, now - self._session_timeout, OVERDUE_BATCH)
-        if not late:
-            return 0
-        with self._store.write(durable=False) as conn:
-            n = turn_states.drop_all(
-                conn, late, DropReason.TIMEOUT, f"no reaction within {_format_duration(self._session_timeout)}", at=now
-            )
-        self.dropped_count += n
-        log.debug("%d turns without a reaction were dropped: %s", n, ", ".join(late))
-        return n
+        reason = f"no reaction within {_format_duration(self._session_timeout)}"
+        dropped = 0
+        for part in _split(late):
+            with self._store.write(durable=False) as conn:
+                dropped += turn_states.drop_all(conn, part, DropReason.TIMEOUT, reason, at=now)
+        self.dropped_count += dropped
+        if late:
+            log.debug("%d turns without a reaction were dropped: %s", dropped, ", ".join(late))
+        return dropped
 
     def _apply_link(self, conn: Connection, exchange: Exchange, decided: RequestLink, index: ExchangeIndex) -> None:
         request = exchange.request
@@ -245,6 +259,12 @@ def _is_degenerate(conn: Connection, turn: str) -> bool:
     """Return whether a reply is degenerate or damaged. Replies of side calls are not checked when they end."""
     exchange = exchanges.get_readable(conn, [turn]).get(turn)
     return exchange is None or exchange.reply is None or degenerate_reason(exchange.reply) is not None
+
+
+def _split(turns_: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Yield the turns in parts that are written in one transaction each."""
+    for start in range(0, len(turns_), WRITE_BATCH):
+        yield turns_[start : start + WRITE_BATCH]
 
 
 def _format_duration(seconds: float) -> str:

@@ -5,6 +5,8 @@ A store that was lost is not replaced by an empty one: other files of the home s
 
 from __future__ import annotations
 
+import fcntl
+import logging
 import os
 import re
 import sqlite3
@@ -19,6 +21,7 @@ from openclaw_rl.common import disk_space, gateway_address
 from openclaw_rl.errors import DiskFull, StoreError
 from openclaw_rl.store.migrations import MIGRATIONS, Migration
 
+log = logging.getLogger("openclaw_rl.store")
 BUSY_TIMEOUT = 10.0
 """Seconds that a writer waits for the write lock."""
 POLICIES_FOLDER = "policies"
@@ -49,7 +52,8 @@ _FULL_DISK_CODES = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
 def prepare_store(path: Path, *, create: bool, migrations: Sequence[Migration] = MIGRATIONS) -> None:
     """Create or migrate the file at `path` to schema `len(migrations)`. Raises `StoreError`.
 
-    Several processes may call this at once: the decision what to do is made under the write lock.
+    Several processes may call this at once: the decision what to do is made under the write lock. A store of an older
+    schema is migrated by one of them, for which the others wait as long as it takes: the backup grows with the store.
     """
     _check_path(path, create=create)
     newest_folder = _newest_folder(path)  # read before the store, to which the trainer may add versions
@@ -60,14 +64,51 @@ def prepare_store(path: Path, *, create: bool, migrations: Sequence[Migration] =
             if create:
                 _refuse_lost_versions(path, conn, newest_folder)
             return
-        conn.execute("BEGIN IMMEDIATE")
-        try:
-            _run_migrations(path, conn, migrations, create=create)
-        except BaseException:  # also roll back on an interrupt
-            if conn.in_transaction:
-                conn.rollback()
-            raise
-        conn.commit()
+        if schema_number(path, conn) == 0:
+            _migrate_in_transaction(path, conn, migrations, create=create)
+            return
+        with _migration_turn(path):
+            found = schema_number(path, conn)
+            if found == len(migrations):
+                return
+            version = _data_version(conn)
+            _back_up(path, found)
+            _migrate_in_transaction(path, conn, migrations, create=create, backed_up=version)
+
+
+@contextmanager
+def _migration_turn(path: Path) -> Iterator[None]:
+    """Wait until no other process migrates the store. The lock ends with the process that holds it."""
+    with path.with_name(f"{path.name}.migration.lock").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _data_version(conn: sqlite3.Connection) -> int:
+    """Return a number that changes when another process commits."""
+    return int(conn.execute("PRAGMA data_version").fetchone()[0])
+
+
+def _migrate_in_transaction(
+    path: Path,
+    conn: sqlite3.Connection,
+    migrations: Sequence[Migration],
+    *,
+    create: bool,
+    backed_up: int | None = None,
+) -> None:
+    """Run the migrations. `backed_up`: data version of the backup, which is repeated if there were commits since."""
+    conn.execute("BEGIN IMMEDIATE")
+    try:
+        found = schema_number(path, conn)
+        if 0 < found < len(migrations) and _data_version(conn) != backed_up:
+            _back_up(path, found)
+        _run_migrations(path, conn, migrations, create=create)
+    except BaseException:  # also roll back on an interrupt
+        if conn.in_transaction:
+            conn.rollback()
+        raise
+    conn.commit()
 
 
 def schema_number(path: Path, conn: sqlite3.Connection) -> int:
@@ -212,8 +253,6 @@ def _run_migrations(path: Path, conn: sqlite3.Connection, migrations: Sequence[M
         raise StoreError(
             f"store {path}: an empty file. Expected a store: start `openclaw-rl up`, or wait until it has started."
         )
-    if 0 < found < len(migrations):
-        _back_up(path, found)
     for migration in migrations[found:]:
         migration(conn)
     conn.execute(
@@ -227,8 +266,9 @@ def backup_path(path: Path, schema: int) -> Path:
 
 
 def _back_up(path: Path, schema: int) -> None:
-    """Copy the store to a file beside it, atomically. The caller holds the write lock; readers are not blocked."""
+    """Copy the store to a file beside it, atomically. Neither readers nor writers are blocked."""
     target = backup_path(path, schema)
+    log.info("the store is copied to %s before its tables change: %.0f MB", target.name, path.stat().st_size / 1e6)
     unfinished = target.with_name(f"{target.name}.{os.getpid()}.unfinished")
     with closing(_open_connection(path)) as source, closing(sqlite3.connect(unfinished)) as copy:
         source.backup(copy)

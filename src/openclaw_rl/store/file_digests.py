@@ -115,6 +115,36 @@ def digest_files(
     return digests
 
 
+class FolderDigests:
+    """The digests of the large files in a folder, as far as the store knows them. Small files are read each time."""
+
+    def __init__(self, store: Store, folder: Path, names: Collection[str]) -> None:
+        """`names`: of files in the folder. The states of the files are those of now."""
+        self._store = store
+        self._states: dict[str, FileState] = {}
+        for name in names:
+            with contextlib.suppress(OSError):  # a missing file is found by whoever reads the folder
+                state = FileState.of_file(folder / name)
+                if state.size >= NOTABLE_BYTES:
+                    self._states[name] = state
+
+    def read_known(self) -> dict[str, str]:
+        """Return the sha256 (hex) of the large files that have not changed since they were hashed, by name."""
+        known = _stored_digests(self._store, self._states.values())
+        return {name: known[state].hex() for name, state in self._states.items() if state in known}
+
+    def record(self, digests: Mapping[str, str | None]) -> None:
+        """Store the digests (hex) of the large files among these, in the states that they had at the beginning."""
+        rows = [
+            asdict(state) | {"sha256": bytes.fromhex(digest)}
+            for name, state in self._states.items()
+            if (digest := digests.get(name)) is not None
+        ]
+        if rows:
+            with self._store.write() as conn:
+                conn.execute(_upsert_digest, rows)
+
+
 def heartbeat_reporter(store: Store, name: str) -> ReportProgress:
     """Return a function that shows the progress in the heartbeat of a worker that starts."""
 
@@ -137,13 +167,20 @@ def copy_digests(source: Store, target: Store) -> None:
 def _known_digests(store: Store, paths: Collection[Path]) -> dict[Path, bytes]:
     """Return the digests of the files that the store has, and that have not changed since."""
     states = {path: _read_state(path) for path in paths}
+    known = _stored_digests(store, states.values())
+    return {path: known[state] for path, state in states.items() if state in known}
+
+
+def _stored_digests(store: Store, states: Collection[FileState]) -> dict[FileState, bytes]:
+    """Return the digests that the store has of these files, also in other states."""
+    if not states:
+        return {}
     with store.read() as conn:
-        rows = conn.execute(_find_digests, {"paths": [state.path for state in states.values()]}).all()
-    known = {
+        rows = conn.execute(_find_digests, {"paths": [state.path for state in states]}).all()
+    return {
         FileState(path=row.path, size=row.size, modified_ns=row.modified_ns, inode=row.inode): row.sha256
         for row in rows
     }
-    return {path: known[state] for path, state in states.items() if state in known}
 
 
 def _read_state(path: Path) -> FileState:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from openclaw_rl.common.policy_digest import visible_files
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.file_digests import FolderDigests
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.types import Policy
 
@@ -21,13 +24,18 @@ class FileMonitor:
         self._examined: dict[int, FileStates] = {}  # by version: its files when they were examined
 
     def trust(self, policy: Policy) -> None:
-        """Count the files of a version that this process has just written as examined."""
+        """Count the files of a version that this process has just written as examined, also in other processes."""
         self._examined[policy.version] = _file_states(policy)
+        if policy.path is not None:
+            FolderDigests(self._store, Path(policy.path), policy.files).record(policy.files)
 
-    def examine(self, policy: Policy) -> str | None:
-        """Examine the files of a version now. Return why it cannot be used, or None. Raises `ModelError`."""
+    def examine(self, policy: Policy, *, trusts_known: bool = False) -> str | None:
+        """Examine the files of a version now. Return why it cannot be used, or None. Raises `ModelError`.
+
+        `trusts_known`: see `policies.examine_files`.
+        """
         self._examined[policy.version] = _file_states(policy)  # before: a change meanwhile is found the next time
-        return policies.examine_files(self._store, policy.version)
+        return policies.examine_files(self._store, policy.version, trusts_known=trusts_known)
 
     def examine_changed(self) -> None:
         """Examine at most one of the newest versions, the newest first. Raises `ModelError`."""
@@ -36,7 +44,7 @@ class FileMonitor:
             watched = newest + policies.damaged_versions(conn)
         for policy in watched:
             if policy.path is not None and self._examined.get(policy.version) != _file_states(policy):
-                self.examine(policy)
+                self.examine(policy, trusts_known=True)
                 return
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from sqlalchemy import Connection
@@ -13,6 +14,7 @@ from openclaw_rl.store.db import Store
 from openclaw_rl.store.lessons import removal
 from openclaw_rl.store.lineage import policies, retraining
 from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME
+from openclaw_rl.store.lineage.trained_turns import turns_of_lineage
 
 _ROLLED_BACK = "the version trained on it was rolled back"
 _PROMOTED = "a version that was not trained on it was promoted"
@@ -56,17 +58,18 @@ def plan_rollback(
     if policies.is_removed(target) or target.damage is not None:
         raise _unusable_error(conn, name, to, target.damage or policies.REMOVED_REASON)
     undone = tuple(line[: line.index(to)])
-    used = [use.turn for version in reversed(undone) for use in policies.uses_of_version(conn, version)]
+    trained = turns_of_lineage(conn, head)
+    used = [row.turn for row in trained if row.version > to]
+    retained = {row.turn for row in trained if row.version <= to}
     batches = retraining.outstanding_batches(conn, name)
     if not keep_outstanding:
         used += [turn for batch in batches for turn in batch.turns]
-    kept = {use.turn for version in line[line.index(to) :] for use in policies.uses_of_version(conn, version)}
     return RollbackPlan(
         name=name,
         head=head,
         to=to,
         undone_versions=undone,
-        turns=tuple(turn for turn in dict.fromkeys(used) if turn not in kept),
+        turns=tuple(turn for turn in dict.fromkeys(used) if turn not in retained),
         cancelled_batches=len(batches),
         keep_outstanding=keep_outstanding,
     )
@@ -84,6 +87,18 @@ def _unusable_error(conn: Connection, name: str, version: int, reason: str) -> O
     return OpenClawError(f"version {version} cannot be served: {reason}. Versions to roll back to: {targets}")
 
 
+def _is_current(conn: Connection, plan: RollbackPlan) -> bool:
+    """Return whether a plan would be the same if it was made again, without reading the whole lineage again."""
+    target = policies.get(conn, plan.to)
+    return (
+        policies.head(conn, plan.name).version == plan.head
+        and retraining.count_batches(conn, plan.name) == plan.cancelled_batches
+        and target is not None
+        and target.damage is None
+        and not policies.is_removed(target)
+    )
+
+
 def apply_rollback(
     conn: Connection, agreed: RollbackPlan, *, learn_again: bool, reason: str, automatic: bool = False
 ) -> int:
@@ -93,7 +108,8 @@ def apply_rollback(
     head. A step in progress on a rolled-back version publishes nothing, because `policies.publish` requires the head as
     its parent. Raises `OpenClawError` when the head has moved since planning.
     """
-    if plan_rollback(conn, agreed.to, name=agreed.name, keep_outstanding=agreed.keep_outstanding) != agreed:
+    if not _is_current(conn, agreed):
+        plan_rollback(conn, agreed.to, name=agreed.name)  # raises with the reason if there is one for this version
         raise OpenClawError(f"version {agreed.head} is no longer the head. Look at the new version, and repeat")
     now = time.time()
     policies.roll_back(conn, to=agreed.to, reason=reason, at=now, automatic=automatic, name=agreed.name)
@@ -130,23 +146,25 @@ def plan_promotion(conn: Connection, to: int) -> PromotionPlan:
         raise OpenClawError(f"version {to} is an ancestor of the head. `openclaw-rl rollback {to}` goes back to it")
     if policy.path is None or policies.is_removed(policy):
         raise OpenClawError(f"version {to} cannot be served: its files are not kept")
-    own = policies.lineage(conn, to)
-    _check_no_undo(conn, policy.name, to, own)
+    own = set(policies.lineage(conn, to))
+    trained = dict.fromkeys(row.turn for row in turns_of_lineage(conn, to))
+    _check_no_undo(conn, policy.name, to, trained)
     left = tuple(version for version in line if version not in own)
-    kept = {use.turn for version in own for use in policies.uses_of_version(conn, version)}
-    used = dict.fromkeys(use.turn for version in reversed(left) for use in policies.uses_of_version(conn, version))
-    lost = tuple(turn for turn in used if turn not in kept)
+    used = dict.fromkeys(row.turn for row in turns_of_lineage(conn, head) if row.version not in own)
+    lost = tuple(turn for turn in used if turn not in trained)
     return PromotionPlan(name=policy.name, head=head, to=to, left_versions=left, turns=lost)
 
 
-def _check_no_undo(conn: Connection, name: str, to: int, own: list[int]) -> None:
-    """Raise `OpenClawError` if a promotion would end an undo, or bring back what was undone."""
+def _check_no_undo(conn: Connection, name: str, to: int, trained: Collection[str]) -> None:
+    """Raise `OpenClawError` if a promotion would end an undo, or bring back what was undone.
+
+    `trained`: the turns that version `to` and its ancestors were trained on.
+    """
     if left := retraining.count_batches(conn, name):
         raise OpenClawError(f"an undo is in progress ({left} batches are left). Wait until it has ended")
-    used = list(dict.fromkeys(use.turn for version in own for use in policies.uses_of_version(conn, version)))
     undone = [
         turn
-        for turn in turn_states.taken_back(conn, used)
+        for turn in turn_states.taken_back(conn, list(trained))
         if (found := turns.get(conn, turn)) and not (found.reason or "").startswith((_ROLLED_BACK, _PROMOTED))
     ]
     if undone:
@@ -167,8 +185,7 @@ def apply_promotion(conn: Connection, agreed: PromotionPlan, *, learn_again: boo
         raise OpenClawError(f"version {agreed.head} is no longer the head. Look at the new version, and repeat")
     now = time.time()
     policies.promote(conn, to=agreed.to, reason=reason, at=now)
-    own = policies.lineage(conn, agreed.to)
-    removal.give_back(conn, {use.turn for version in own for use in policies.uses_of_version(conn, version)}, at=now)
+    removal.give_back(conn, {row.turn for row in turns_of_lineage(conn, agreed.to)}, at=now)
     if learn_again:
         return 0
     removal.take_back(conn, agreed.turns, f"{_PROMOTED} (version {agreed.to})", at=now)

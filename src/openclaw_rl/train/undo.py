@@ -47,6 +47,7 @@ class UndoPlan:
     used_by: tuple[int, ...]  # versions of the lineage that used them, oldest first
     undone_versions: tuple[int, ...]  # newest first
     batches: tuple[RepeatedBatch, ...]  # that are trained on again, with those that were left of an earlier undo
+    outstanding: int  # number of batches that were left of an earlier undo
     seconds: tuple[float, float]  # that the training takes, at least and at most
     disk_bytes: int  # of the new versions, before old ones are removed
 
@@ -195,6 +196,7 @@ def plan_undo(conn: Connection, selected: Sequence[str], name: str = DEFAULT_NAM
         used_by=tuple(used_by),
         undone_versions=undone,
         batches=batches,
+        outstanding=len(left),
         seconds=_estimate_seconds(conn, batches, safe),
         disk_bytes=len(batches) * folder_bytes(head.path),
     )
@@ -274,6 +276,24 @@ def check_safe_files(store: Store, selected: Sequence[str]) -> list[UndoPlan]:
             return plans
 
 
+def _is_current(conn: Connection, plan: UndoPlan) -> bool:
+    """Return whether a plan would be the same if it was made again, without reading the whole lineage again."""
+    if policies.head(conn, plan.name).version != plan.head:
+        return False
+    if retraining.count_batches(conn, plan.name) != plan.outstanding:
+        return False
+    if plan.batches and policy_marks.frozen_since(conn) is not None:
+        return False
+    if not set(plan.turns).issuperset(practice_turns.turns_practised_from(conn, plan.turns)):
+        return False
+    safe = policies.get(conn, plan.safe)
+    assert safe is not None, "versions are never deleted"
+    if safe.version == plan.head or safe.path is None:
+        return True
+    is_whole = safe.damage is None and not policies.is_removed(safe)
+    return is_whole and (not plan.is_exact or bool(safe.files.get(OPTIMIZER_FILE)))
+
+
 def apply_undo(conn: Connection, agreed: Sequence[UndoPlan], *, reason: str) -> list[UndoPlan]:
     """Execute the plans: move the heads, take the turns back, and write the batches that are trained on again.
 
@@ -282,7 +302,7 @@ def apply_undo(conn: Connection, agreed: Sequence[UndoPlan], *, reason: str) -> 
     `OpenClawError` if another version than an agreed one would answer.
     """
     now = time.time()
-    plans = [plan_undo(conn, plan.turns, plan.name) for plan in agreed]
+    plans = [plan if _is_current(conn, plan) else plan_undo(conn, plan.turns, plan.name) for plan in agreed]
     for plan, old in zip(plans, agreed, strict=True):
         if plan.safe != old.safe and (old.used_by or plan.used_by):
             raise OpenClawError(f"version {old.safe} is no longer the version to return to. Repeat the command")

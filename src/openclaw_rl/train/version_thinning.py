@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -36,6 +37,23 @@ KEPT_FULL_OPTIMIZERS = (
 _DAY_SECONDS = 86400
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ThinningBasis:
+    """Heads, served version and pins: they decide which versions are kept, and may change at any time."""
+
+    heads: Mapping[str, int]
+    served: int
+    pinned: frozenset[int]
+
+    @staticmethod
+    def read(conn: Connection) -> _ThinningBasis:
+        return _ThinningBasis(
+            heads=dict(read_heads(conn)),
+            served=events.read_cursor(conn, policies.SERVED_CURSOR),
+            pinned=frozenset(policy_marks.pinned_versions(conn)),
+        )
+
+
 class VersionThinner:
     """Removes the files that the settings do not keep. For the holder of the trainer's lease."""
 
@@ -45,16 +63,31 @@ class VersionThinner:
 
     def thin_versions(self, now: float) -> None:
         """Record the files that are no longer kept as removed, and remove those that may be. `now`: since the epoch."""
-        with self._store.read() as conn:
-            has_surplus = bool(self._surplus_files(conn, now))
-        if has_surplus:
-            with self._store.write() as conn:  # planned again, because a rollback may have moved the head
-                for policy, names in self._surplus_files(conn, now):
-                    if policy.files or not names <= set(TRAINER_FILES):
-                        policies.mark_removed(conn, policy, names)
-                    else:  # of an older openclaw-rl, which recorded no optimizer states
-                        _remove_names(policy, names)
+        surplus = self._record_surplus(now)
+        for policy, names in surplus:
+            if not _is_recorded(policy, names):
+                _remove_names(policy, names)
         self._remove_recorded()
+
+    def _record_surplus(self, now: float) -> list[tuple[Policy, set[str]]]:
+        """Record the surplus files as removed, and return them.
+
+        Planning reads folders and the whole lineage, so it is done before the transaction; it is repeated if a version
+        was pinned or served, or a head moved, in between.
+        """
+        while True:
+            with self._store.read() as conn:
+                basis = _ThinningBasis.read(conn)
+                surplus = self._surplus_files(conn, basis, now)
+            if not surplus:
+                return []
+            with self._store.write() as conn:
+                if _ThinningBasis.read(conn) != basis:
+                    continue
+                for policy, names in surplus:
+                    if _is_recorded(policy, names):
+                        policies.mark_removed(conn, policy, names)
+            return surplus
 
     def remove_due(self) -> None:
         """Remove the folders that were recorded as removed long enough ago."""
@@ -76,24 +109,24 @@ class VersionThinner:
                 del self._removal_times[policy.version]
                 log.debug("version %d is no longer kept: %s was removed", policy.version, policy.path)
 
-    def _surplus_files(self, conn: Connection, now: float) -> list[tuple[Policy, set[str]]]:
+    def _surplus_files(self, conn: Connection, basis: _ThinningBasis, now: float) -> list[tuple[Policy, set[str]]]:
         """Return the versions with files on the disk that are no longer kept, and the names of these files."""
-        lines = {name: policies.lineage(conn, head) for name, head in read_heads(conn).items()}
+        lines = {name: policies.lineage(conn, head) for name, head in basis.heads.items()}
         known = [
             policy
             for policy in policies.get_many(conn, versions_on_disk(self._root))
             if policy.path is not None and not policies.is_removed(policy) and policy.state is not PolicyState.CANDIDATE
         ]
         practised = practised_versions(conn, [policy.version for policy in known])
-        served, pinned = events.read_cursor(conn, policies.SERVED_CURSOR), policy_marks.pinned_versions(conn)
-        kept, states = {p.version for p in known if p.version == served}, set[int]()
+        kept = {policy.version for policy in known if policy.version == basis.served}
+        states = set[int]()
         for name, line in lines.items():
             own = [policy for policy in known if policy.version in line or policy.name == name]
             kept |= kept_versions(own, line, self._settings, now, practised)
             states |= kept_states(own, line, self._settings)
         surplus = []
         for policy in known:
-            if policy.version in pinned:
+            if policy.version in basis.pinned:
                 continue
             names = _file_names(policy)
             if policy.version in kept:
@@ -164,6 +197,11 @@ def _file_names(policy: Policy) -> set[str]:
         return {file.name for file in visible_files(str(policy.path))}
     except OSError:
         return set()
+
+
+def _is_recorded(policy: Policy, names: Collection[str]) -> bool:
+    """Return whether the store records the removal. An older openclaw-rl recorded no optimizer states."""
+    return bool(policy.files) or not set(names) <= set(TRAINER_FILES)
 
 
 def _remove_names(policy: Policy, names: Collection[str]) -> None:

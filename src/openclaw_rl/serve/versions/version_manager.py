@@ -309,6 +309,7 @@ class VersionManager:
             raise
         except EngineError as error:
             if len(wanted) == 1:
+                await self._examine_refused(wanted[0], error)
                 self._record_refusal(wanted[0], error)
                 raise
         held = [v for v in wanted if v in self._loaded]
@@ -319,13 +320,19 @@ class VersionManager:
             except EngineGone:
                 raise
             except EngineError as error:
+                await self._examine_refused(version, error)
                 self._record_refusal(version, error)
         return sorted(held)
 
-    def _examine_files(self, version: int) -> str | None:
-        """Return why the files of a version cannot be served, or None."""
+    async def _examine_refused(self, version: int, error: EngineError) -> None:
+        """Read all files of a version that the engine refuses for the first time, so that damage is recorded."""
+        if version not in self._refusals and not isinstance(error, EngineFull):
+            await asyncio.to_thread(self._examine_files, version, trusts_known=False)
+
+    def _examine_files(self, version: int, *, trusts_known: bool = True) -> str | None:
+        """Return why the files of a version cannot be served, or None. `trusts_known`: see `policies.examine_files`."""
         try:
-            return policies.examine_files(self._store, version, for_engine=True)
+            return policies.examine_files(self._store, version, for_engine=True, trusts_known=trusts_known)
         except ModelError as error:
             return str(error)
 

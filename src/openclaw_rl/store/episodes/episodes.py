@@ -127,10 +127,10 @@ def _check_steps(conn: Connection, end: EpisodeEnd) -> None:
             raise RequestError(f"steps: episode {end.id} has no reply {step.turn[:80]!r}.", param="steps")
 
 
-def void_expired(conn: Connection, now: float) -> int:
-    """End the episodes that expired without an outcome as void; return their number."""
+def void_expired(conn: Connection, now: float, *, limit: int) -> int:
+    """End up to `limit` episodes that expired without an outcome as void; return their number."""
     query = select(t.episodes.c.id, t.episodes.c.scope).where(t.episodes.c.outcome.is_(None))
-    found = conn.execute(query.where(t.episodes.c.expires_at <= now)).all()
+    found = conn.execute(query.where(t.episodes.c.expires_at <= now).limit(limit)).all()
     for row in found:
         end_episode(conn, EpisodeEnd(id=row.id, scope=row.scope, outcome="void", reason=EXPIRED, at=now))
     return len(found)

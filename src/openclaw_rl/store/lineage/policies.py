@@ -17,6 +17,7 @@ from openclaw_rl.store import events, leases, turn_states
 from openclaw_rl.store import schema as t
 from openclaw_rl.store.bootstrap import POLICIES_FOLDER
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.file_digests import FolderDigests
 from openclaw_rl.store.lessons import lessons
 from openclaw_rl.store.lineage import policy_marks
 from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME, head_version, move_head, read_heads
@@ -246,23 +247,30 @@ def mark_removed(conn: Connection, policy: Policy, names: Collection[str]) -> No
     conn.execute(_set_files, {"of": policy.version, "new_files": files})
 
 
-def examine_files(store: Store, version: int, *, for_engine: bool = False) -> str | None:
+def examine_files(store: Store, version: int, *, for_engine: bool = False, trusts_known: bool = False) -> str | None:
     """Compare the files of a version with their digests. Return why the version cannot be used, or None.
 
     Damage is recorded, and if the head is damaged, it moves back to the newest sound version of its lineage. The turns
     of the versions that it leaves are trained on again. `for_engine`: leave out the optimizer state of full weights,
-    which is several times larger than the weights. Raises `ModelError` if the files cannot be compared now.
+    which is several times larger than the weights. `trusts_known`: do not read large files again that have not changed
+    since they were hashed, such as full weights; whoever loads them compares what it reads. Raises `ModelError` if the
+    files cannot be compared now.
     """
     with store.read() as conn:
         policy = get(conn, version)
     if policy is None or policy.path is None:
         return None
-    skip = TRAINER_FILES if for_engine and ADAPTER_CONFIG not in policy.files else ()
+    skip = set(TRAINER_FILES) if for_engine and ADAPTER_CONFIG not in policy.files else set[str]()
+    digests = FolderDigests(store, Path(policy.path), policy.files)
+    if trusts_known:
+        skip |= {name for name, digest in digests.read_known().items() if digest == policy.files[name]}
     try:
         damage = None if is_removed(policy) else find_damage(policy.path, policy.digest, policy.files, skip=skip)
     except OSError as error:
         cure = "Restore access to them, or roll back to the base (`openclaw-rl rollback 0`)"
         raise ModelError(f"the files of version {version} cannot be read: {error}. {cure}") from error
+    if damage is None and not is_removed(policy):
+        digests.record({name: digest for name, digest in policy.files.items() if name not in skip})
     if damage is None and skip:
         damage = policy.damage
     if damage == policy.damage:
