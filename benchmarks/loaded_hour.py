@@ -35,7 +35,7 @@ from openclaw_rl.store import heartbeats, schema, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lessons import lessons, practice_turns
 from openclaw_rl.store.lineage import policies
-from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_config
+from openclaw_rl.supervisor.subprocess_system import READY_TIMEOUTS, SubprocessSystem, scratch_config
 from openclaw_rl.types import PolicyState
 
 RESULTS = Path(__file__).parent / "results" / "loaded_hour.md"
@@ -52,6 +52,7 @@ QUESTIONS = (
     "How do I clean a window?",
 )
 REPLY_SECONDS = 3600.0  # seconds that the person waits for a reply
+START_SECONDS = 1800.0  # seconds for the system to load the model
 FOUND_WITHIN = 3600.0  # seconds for the supervisor to find a trainer that was stopped, on a busy machine
 CRASH_LINE = re.compile(r"(\S+) ended \((.+?)\): crash (\d+)")
 BUSY_LOOP = "import time\nend = time.time() + {seconds}\nwhile time.time() < end: pass"
@@ -122,7 +123,8 @@ def read_crashes(config: Config) -> list[tuple[str, str]]:
     """Return (worker, how it ended) of each crash and kill in the log of the supervisor."""
     log = config.logs_dir / "supervisor.log"
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
-    return [(match[1], match[2]) for line in lines if (match := CRASH_LINE.search(line))]
+    messages = [str(json.loads(line)["message"]) for line in lines]
+    return [(match[1], match[2]) for message in messages if (match := CRASH_LINE.match(message))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,6 +228,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--no-hang", action="store_true", help="do not stop the trainer at the end")
     arguments = parser.parse_args()
+    READY_TIMEOUTS["embedded"] = START_SECONDS
     with tempfile.TemporaryDirectory() as scratch:
         settings: dict[str, Any] = {"model.path": arguments.model_path}
         config = scratch_config(Path(arguments.home or scratch), settings)

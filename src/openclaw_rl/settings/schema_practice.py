@@ -14,7 +14,7 @@ class PracticeConfig(Section):
     enabled: bool = Field(
         True,
         description="while nobody waits for a reply, answer a person's earlier prompts again and learn from the "
-        "answers what their lessons say; needs a method that uses hints",
+        "answers what their lessons say (see also `busy_share`); needs a method that uses hints",
     )
     replies: int = Field(16, ge=2, le=256, description="replies of one practice step")
     teacher_share: float = Field(

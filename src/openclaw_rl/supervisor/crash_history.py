@@ -10,7 +10,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from openclaw_rl.settings.load import Config
-from openclaw_rl.supervisor.worker_end import EndCause
+from openclaw_rl.supervisor.worker_end import KILLED_BY_SUPERVISOR, EndCause
 
 RECOVERY_SECONDS = 600.0  # a worker that runs for this long without a crash has recovered
 _MAX_REASON_CHARS = 500
@@ -109,12 +109,12 @@ def describe_exit(code: int) -> str:
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
-def crash_reason(config: Config, worker: str, exit_words: str, output: WorkerOutput) -> str:
+def crash_reason(config: Config, worker: str, cause: EndCause, exit_words: str, output: WorkerOutput) -> str:
     """Return why a process ended: the error that it printed, else how it ended, and where in the owner's file."""
-    path = _setting_value(config, _PLUGIN_SETTINGS.get(worker))
-    place = "" if path is None else output.place_in(str(Path(path).expanduser()))
-    if place:
-        return f"{exit_words}, at {place}"
+    if cause in KILLED_BY_SUPERVISOR:
+        path = _setting_value(config, _PLUGIN_SETTINGS.get(worker))
+        place = "" if path is None else output.place_in(str(Path(path).expanduser()))
+        return f"{exit_words}, at {place}" if place else exit_words
     if output.error:
         return output.error if exit_words == "exit code 1" else f"{exit_words}: {output.error}"
     return f"{exit_words}, without an error message"
@@ -122,6 +122,8 @@ def crash_reason(config: Config, worker: str, exit_words: str, output: WorkerOut
 
 def crash_cure(config: Config, worker: str, cause: EndCause, output: WorkerOutput) -> str:
     """Return what to do about a crash; empty if the error message says it."""
+    if cause is EndCause.STOPPED:
+        return "Something sent it SIGSTOP, for example a debugger: let it run, and it is not killed"
     key = _PLUGIN_SETTINGS.get(worker)
     path = _setting_value(config, key)
     if path is not None and (not output.is_own_error or f"{key}:" in output.error):

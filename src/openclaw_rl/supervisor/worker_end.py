@@ -27,6 +27,7 @@ class EndCause(StrEnum):
 
 MACHINE_CAUSES = frozenset({EndCause.STOPPED, EndCause.KILLED, EndCause.OUT_OF_MEMORY})
 """Causes that are no fault of the rows that the process worked on."""
+KILLED_BY_SUPERVISOR = frozenset({EndCause.STOPPED, EndCause.HANG, EndCause.WRITE_LOCK})
 KillReason = Hang | StuckWriter
 """Why the supervisor kills a process."""
 

@@ -136,7 +136,7 @@ class WorkerProcess:
         self.crashes.record_crash(
             words,
             cause,
-            crash_reason(self._config, self.name, words, self.output),
+            crash_reason(self._config, self.name, cause, words, self.output),
             crash_cure(self._config, self.name, cause, self.output),
             recovered=kill is None and self._has_recovered,
         )
