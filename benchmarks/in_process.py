@@ -57,15 +57,22 @@ class InProcess:
     def __init__(self, core: EmbeddedEngine) -> None:
         self._core = core
         self._named: list[PolicyRef] = []  # of the last `load`
+        self._answering = asyncio.Lock()
 
     async def generate(self, generation: Generation) -> AsyncIterator[Chunk]:
-        """See `protocols.Engine.generate`. One call at a time."""
+        """See `protocols.Engine.generate`. Of several calls, one is answered after the other."""
         g = generation
-        job = self._core.generate(None, g.version, g.prompt_ids, g.sampling, g.stop_token_ids, g.top_logprobs)
-        while self._core.has_work:
-            for token in self._step():
-                if token.seq is job:
-                    yield Chunk(token_ids=(token.token,), logprobs=(token.logprob,), finish=token.finish)
+        async with self._answering:
+            job = self._core.generate(None, g.version, g.prompt_ids, g.sampling, g.stop_token_ids, g.top_logprobs)
+            try:
+                while self._core.has_work:
+                    for token in self._step():
+                        if token.seq is job:
+                            yield Chunk(token_ids=(token.token,), logprobs=(token.logprob,), finish=token.finish)
+            finally:
+                self._core.cancel(job)
+                while self._core.has_work:
+                    self._step()
 
     async def score(self, *, version: int, prompt_ids: Ids, response_ids: Ids, temperature: float) -> Logprobs:
         """See `protocols.Engine.score`."""
@@ -214,9 +221,15 @@ class Rooms:
             for verdict in verdicts:
                 turns.add_verdict(conn, verdict)
                 self._lessons.update(conn, verdict)
-        while self._train.run_once():
+        await self._examine_lessons()
+        while self._train.run_once() or await self._examine_lessons():
             await self._load_head()
         return await self._load_head()
+
+    async def _examine_lessons(self) -> bool:
+        """Examine the lessons of prompts, and those that practice asks for. Returns whether there were any."""
+        await self._load_head()
+        return self._gateway.examiner is not None and await self._gateway.examiner.examine_all()
 
     def generate(self, orders: Sequence[ReplyOrder]) -> list[GateReply]:
         """See `gates.reply_source.ReplySource.generate`; for gate and practice. Candidates are loaded for it."""

@@ -12,9 +12,9 @@ import pytest
 from tests.store.world import policy
 
 from openclaw_rl.errors import ConfigError
+from openclaw_rl.examination.probe_set import Probe, load_probes
 from openclaw_rl.gates.candidate_gate import CandidateGate, GateResult
 from openclaw_rl.gates.evidence import CONTRADICTION
-from openclaw_rl.gates.probe_set import Probe, load_probes
 from openclaw_rl.gates.reply_comparer import Preference, ReplyComparer, has_faulty_form
 from openclaw_rl.gates.reply_source import BrokenVersion, GateReply, NoGateway, RepliesDelayed, ReplyOrder
 from openclaw_rl.methods.types import Sample

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from openclaw_rl.examination.probe_set import load_probes
 from openclaw_rl.gates.candidate_gate import CandidateGate
 from openclaw_rl.gates.pair_judge import PairJudge
-from openclaw_rl.gates.probe_set import load_probes
 from openclaw_rl.gates.reply_comparer import ReplyComparer
 from openclaw_rl.gates.reply_source import GatewayReplySource, ReplySource
 from openclaw_rl.render.renderer import Renderer

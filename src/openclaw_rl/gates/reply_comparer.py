@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from openclaw_rl.examination.probe_set import Probe
 from openclaw_rl.gates.evidence import Evidence
-from openclaw_rl.gates.probe_set import Probe
 from openclaw_rl.gates.reply_source import GateReply, ReplyOrder, ReplySource
 from openclaw_rl.render.chat_template import content_text
 from openclaw_rl.render.renderer import Renderer

@@ -52,5 +52,6 @@ MIGRATIONS: Sequence[Migration] = (
     partial(_run_file, "17_episode_groups"),
     partial(_run_file, "18_forgotten_wishes"),
     partial(_run_file, "19_lesson_conflicts"),
+    partial(_run_file, "20_lesson_examinations"),
 )
 """Migration n is at index n - 1. Each runs in the same transaction that writes the new schema number."""

@@ -21,6 +21,7 @@ from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.settings.load import Config
 from openclaw_rl.store import heartbeats
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.lessons.refused_texts import RefusedTexts
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.store.lineage.policy_names import require_owner, start_policies
 from openclaw_rl.train.checkpoints import CheckpointWriter
@@ -77,8 +78,9 @@ def open_train_loop(config: Config, store: Store, replies: ReplySource | None = 
     `replies`: source of the replies for gate and practice; default: the gateway that runs on the home.
     """
     files = ModelFiles.from_config(config.model)
+    identity = compute_identity(files)
     with store.write() as conn:
-        policies.ensure_root(conn, base=str(files.folder), identity=compute_identity(files), at=time.time())
+        policies.ensure_root(conn, base=str(files.folder), identity=identity, at=time.time())
         start_policies(conn, require_owner(conn, config.policy.per))
     method = make_method(config.train)
     builder = SampleBuilder(
@@ -87,6 +89,7 @@ def open_train_loop(config: Config, store: Store, replies: ReplySource | None = 
         signal=method,
         max_staleness=config.train.safety.max_staleness,
         guidance=config.practice.guidance,
+        is_refused=RefusedTexts(store, identity).has_any,
     )
     saver = None if config.train.checkpoint.save_dir is None else CheckpointWriter(store, config)
     trainer = _make_trainer(config, files, method)  # imports torch, so it comes after the fast checks
