@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import secrets
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
@@ -57,22 +58,28 @@ class InProcess:
     def __init__(self, core: EmbeddedEngine) -> None:
         self._core = core
         self._named: list[PolicyRef] = []  # of the last `load`
-        self._answering = asyncio.Lock()
+        self._streams: dict[int, deque[NewToken]] = {}  # by the id of the sequence
 
     async def generate(self, generation: Generation) -> AsyncIterator[Chunk]:
-        """See `protocols.Engine.generate`. Of several calls, one is answered after the other."""
+        """See `protocols.Engine.generate`. Whoever waits for a token steps the core for all."""
         g = generation
-        async with self._answering:
-            job = self._core.generate(None, g.version, g.prompt_ids, g.sampling, g.stop_token_ids, g.top_logprobs)
-            try:
-                while self._core.has_work:
+        job = self._core.generate(None, g.version, g.prompt_ids, g.sampling, g.stop_token_ids, g.top_logprobs)
+        tokens = self._streams.setdefault(id(job), deque())
+        is_finished = False
+        try:
+            while not is_finished:
+                while not tokens:
                     for token in self._step():
-                        if token.seq is job:
-                            yield Chunk(token_ids=(token.token,), logprobs=(token.logprob,), finish=token.finish)
-            finally:
+                        if (stream := self._streams.get(id(token.seq))) is not None:
+                            stream.append(token)
+                    await asyncio.sleep(0)
+                token = tokens.popleft()
+                is_finished = token.finish is not None
+                yield Chunk(token_ids=(token.token,), logprobs=(token.logprob,), finish=token.finish)
+        finally:
+            del self._streams[id(job)]
+            if not is_finished:
                 self._core.cancel(job)
-                while self._core.has_work:
-                    self._step()
 
     async def score(self, *, version: int, prompt_ids: Ids, response_ids: Ids, temperature: float) -> Logprobs:
         """See `protocols.Engine.score`."""
