@@ -22,4 +22,4 @@ def make_gate(config: Config, store: Store, renderer: Renderer, source: ReplySou
     source = source or GatewayReplySource(config.home_dir, store, config.gate.workers)
     preference = PairJudge(config).preference if config.judge.kind == "llm" else None
     comparer = ReplyComparer(source, renderer, load_probes(config.gate.probes), preference)
-    return CandidateGate(store, config.gate, comparer, config.policy.per)
+    return CandidateGate(store, config.gate, comparer, config.policy.per, config.serve.lessons)

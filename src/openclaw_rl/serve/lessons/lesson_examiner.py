@@ -12,11 +12,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from openclaw_rl.common.progress import record_progress
-from openclaw_rl.errors import EngineError, RequestError, StoreError
+from openclaw_rl.errors import OpenClawError
 from openclaw_rl.examination.lesson_choice import LeftOut, LessonChoice
 from openclaw_rl.examination.probe_set import Probe, load_lesson_probes, load_typical_lessons
 from openclaw_rl.examination.reference import accepted_losses, reference_probes
-from openclaw_rl.serve.chat_request import ReplyFailed
 from openclaw_rl.serve.lessons.lesson_set import LessonSetOfPrompt
 from openclaw_rl.serve.lessons.probe_asker import ProbeAsker
 from openclaw_rl.serve.versions.version_manager import VersionManager
@@ -74,7 +73,7 @@ class LessonExaminer:
                 await self.examine_waiting()
                 await self._examine_in_idle_time()
                 pause = _POLL_SECONDS
-            except (EngineError, ReplyFailed, RequestError, StoreError) as error:
+            except OpenClawError as error:
                 log.debug("lessons are examined later: %s", error)
                 pause = _RETRY_SECONDS
             try:
