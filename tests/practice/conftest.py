@@ -16,6 +16,7 @@ from openclaw_rl.common.rules.lesson_topics import load_topics
 from openclaw_rl.gates.candidate_gate import CandidateGate
 from openclaw_rl.gates.reply_source import GateReply, ReplyOrder
 from openclaw_rl.methods.types import Sample, StepResult
+from openclaw_rl.practice.examined_lessons import TeachingCheck
 from openclaw_rl.practice.prompts import PromptSelector
 from openclaw_rl.practice.session import PracticeSession
 from openclaw_rl.settings.load import train_settings
@@ -88,7 +89,13 @@ def make_loop(store: Store, builder: SampleBuilder, replies: ScriptedReplies, tm
     """Returns a loop with a scripted trainer that practises; keywords are settings of practice."""
     opened: list[TrainLoop] = []
 
-    def make(trainer: ScriptedTrainer | None = None, *, gate: bool = False, **settings: Any) -> TrainLoop:
+    def make(
+        trainer: ScriptedTrainer | None = None,
+        *,
+        gate: bool = False,
+        check: TeachingCheck | None = None,
+        **settings: Any,
+    ) -> TrainLoop:
         for loop in opened:
             loop.close()
         practice = PracticeSession(
@@ -99,6 +106,7 @@ def make_loop(store: Store, builder: SampleBuilder, replies: ScriptedReplies, tm
                 transient=EphemeralMatcher([]),
                 key=store.secret,
                 read_topics=lambda: load_topics(None),
+                check=check,
             ),
             replies,
         )
