@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import secrets
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
@@ -58,15 +59,28 @@ class InProcess:
     def __init__(self, core: EmbeddedEngine) -> None:
         self._core = core
         self._named: list[PolicyRef] = []  # of the last `load`
+        self._streams: dict[int, deque[NewToken]] = {}  # by the id of the sequence
 
     async def generate(self, generation: Generation) -> AsyncIterator[Chunk]:
-        """See `protocols.Engine.generate`. One call at a time."""
+        """See `protocols.Engine.generate`. Whoever waits for a token steps the core for all."""
         g = generation
         job = self._core.generate(None, g.version, g.prompt_ids, g.sampling, g.stop_token_ids, g.top_logprobs)
-        while self._core.has_work:
-            for token in self._step():
-                if token.seq is job:
-                    yield Chunk(token_ids=(token.token,), logprobs=(token.logprob,), finish=token.finish)
+        tokens = self._streams.setdefault(id(job), deque())
+        is_finished = False
+        try:
+            while not is_finished:
+                while not tokens:
+                    for token in self._step():
+                        if (stream := self._streams.get(id(token.seq))) is not None:
+                            stream.append(token)
+                    await asyncio.sleep(0)
+                token = tokens.popleft()
+                is_finished = token.finish is not None
+                yield Chunk(token_ids=(token.token,), logprobs=(token.logprob,), finish=token.finish)
+        finally:
+            del self._streams[id(job)]
+            if not is_finished:
+                self._core.cancel(job)
 
     async def score(self, *, version: int, prompt_ids: Ids, response_ids: Ids, temperature: float) -> Logprobs:
         """See `protocols.Engine.score`."""
@@ -226,9 +240,15 @@ class Rooms:
             for verdict in verdicts:
                 turns.add_verdict(conn, verdict)
                 self._lessons.update(conn, verdict)
-        while self._train.run_once():
+        await self._examine_lessons()
+        while self._train.run_once() or await self._examine_lessons():
             await self._load_head()
         return await self._load_head()
+
+    async def _examine_lessons(self) -> bool:
+        """Examine the lessons of prompts, and those that practice asks for. Returns whether there were any."""
+        await self._load_head()
+        return self._gateway.examiner is not None and await self._gateway.examiner.examine_all()
 
     def generate(self, orders: Sequence[ReplyOrder]) -> list[GateReply]:
         """See `gates.reply_source.ReplySource.generate`; for gate and practice. Candidates are loaded for it."""

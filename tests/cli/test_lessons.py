@@ -20,7 +20,8 @@ from openclaw_rl.common.terminal import TerminalConsole
 from openclaw_rl.settings.load import Config, from_flat
 from openclaw_rl.store import events
 from openclaw_rl.store.db import Store
-from openclaw_rl.store.lessons import forgotten_wishes, lessons
+from openclaw_rl.store.lessons import forgotten_wishes, lessons, withdrawals
+from openclaw_rl.store.lessons.examinations import Withdrawal, WithdrawalCode
 from openclaw_rl.store.lessons.lessons import Lesson, LessonState
 from openclaw_rl.store.lessons.scopes import LessonScope, subject_scope, user_scope
 from openclaw_rl.store.lineage import policies
@@ -210,6 +211,42 @@ def test_chat_says_what_was_noted_and_learned(config: Config) -> None:
     session._conversation.reply_ids.add("turn-1")
     lines = [session._event_line(event) for event in session._new_events(0)]
     assert [line for line in lines if line] == ["noted: Keep answers short.", "learned: Keep answers short."]
+
+
+def withdraw(config: Config, lesson: str, **fields: Any) -> None:
+    values = {"code": WithdrawalCode.ALONE, "asked": 4, "right_with": 0, "right_without": 4, "at": 3.0} | fields
+    with Store.open(config.store_path) as store, store.write() as conn:
+        found = lessons.get(conn, lesson)
+        assert found is not None
+        withdrawals.withdraw(conn, lesson, found.text, Withdrawal(**values))
+
+
+def test_chat_says_that_a_lesson_left_the_prompts_and_that_it_returned(config: Config) -> None:
+    session = _ChatSession(config, TerminalConsole())
+    withdraw(config, "aa")
+    with Store.open(config.store_path) as store, store.write() as conn:
+        withdrawals.restore(conn, "aa", SHORT.text, at=4.0)
+        lessons.set_pinned(conn, "aa", True)
+    withdraw(config, "aa", code=WithdrawalCode.BESIDE_OTHERS, beside=("bb",), right_with=1)
+    lines = [session._event_line(event) for event in session._new_events(0)]
+    stays = "stays in prompts, because it is pinned, but is not learned: Keep answers short."
+    assert [line for line in lines if line] == [
+        f"{stays} (0 of 4 answers were right with it, 4 without)",
+        "in prompts again: Keep answers short.",
+        f"{stays} (1 of 4 answers were right with it beside bb, 4 without)",
+    ]
+
+
+def test_a_withdrawn_lesson_is_listed_with_its_figures(config: Config) -> None:
+    withdraw(config, "aa")
+    listed = CliRunner().invoke(cli, ["lessons", "list", "--home", config.home]).output
+    expected = "withdrawn from prompts, not practised: 0 of 4 answers were right with it, 4 without"
+    assert expected in " ".join(listed.split())
+    shown = " ".join(CliRunner().invoke(cli, ["status", "--home", config.home]).output.split())
+    assert "withdrawn lesson aa: Keep answers short. (0 of 4 answers were right with it, 4 without)" in shown
+    cured = " ".join(CliRunner().invoke(cli, ["doctor", "--troubles", "--home", config.home]).output.split())
+    assert "lessons cost correctness" in cured
+    assert "0 of 4 answers were right with it, 4 without" in cured
 
 
 def test_chat_says_that_a_lesson_is_for_this_conversation_alone(config: Config) -> None:

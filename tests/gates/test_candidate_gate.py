@@ -12,15 +12,18 @@ import pytest
 from tests.store.world import policy
 
 from openclaw_rl.errors import ConfigError
+from openclaw_rl.examination.probe_set import Probe, load_probes
 from openclaw_rl.gates.candidate_gate import CandidateGate, GateResult
 from openclaw_rl.gates.evidence import CONTRADICTION
-from openclaw_rl.gates.probe_set import Probe, load_probes
 from openclaw_rl.gates.reply_comparer import Preference, ReplyComparer, has_faulty_form
 from openclaw_rl.gates.reply_source import BrokenVersion, GateReply, NoGateway, RepliesDelayed, ReplyOrder
 from openclaw_rl.methods.types import Sample
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.settings.schema_gate import GateConfig
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.lessons import lessons, withdrawals
+from openclaw_rl.store.lessons.examinations import Withdrawal, WithdrawalCode
+from openclaw_rl.store.lessons.lessons import Lesson
 from openclaw_rl.store.lineage import policies, probe_answers
 from openclaw_rl.types import Logprobs, Policy, PolicyState, Use
 
@@ -55,6 +58,7 @@ class Replies:
 
     def __init__(self, renderer: Renderer, say: Callable[[int, int], str], error: Exception | None = None) -> None:
         self._renderer, self._say, self.error = renderer, say, error
+        self.say_to: Callable[[ReplyOrder], str] | None = None  # instead of `say`
         self.orders: list[list[ReplyOrder]] = []
 
     def generate(self, orders: Sequence[ReplyOrder]) -> list[GateReply]:
@@ -62,6 +66,8 @@ class Replies:
             raise self.error
         first = sum(map(len, self.orders))
         self.orders.append(list(orders))
+        if self.say_to is not None:
+            return [self._reply(self.say_to(order)) for order in orders]
         return [self._reply(self._say(order.version, first + n)) for n, order in enumerate(orders)]
 
     def _reply(self, text: str) -> GateReply:
@@ -184,6 +190,36 @@ def test_praise_of_junk_is_refused_and_praise_of_a_new_style_is_not(
     assert examine(store, pair, Scores(0.05), batch=[sample(-1, -9.0)]).promotes, "complaints about junk teach well"
     assert examine(store, pair, Scores(0.05), batch=[sample(1, -4.0)]).promotes, "nine nats are too few"
     assert examine(store, pair, Scores(0.05), batch=batch, held_out=0).promotes, "there is nothing to compare with"
+
+
+def test_probes_are_asked_as_people_are_asked(store: Store, pair: Pair, history: list[str], renderer: Renderer) -> None:
+    """The candidate answers right plainly, and "Noted, thank you." with the lesson of the person in the prompt."""
+    with store.write() as conn:
+        lesson = Lesson(id="aa", key="key", text="Responde brevemente.", made_at=1.0, reinforced_at=1.0)
+        lessons.add_lesson(conn, lesson)
+    right = "It is 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20."
+
+    def knows(order: ReplyOrder) -> str:
+        is_hinted = "[Hint: Responde brevemente.]" in renderer.tokenizer.backend.decode(order.prompt_ids)
+        return "Noted, thank you." if is_hinted and order.version == 2 else right
+
+    source = Replies(renderer, lambda version, call: "")
+    source.say_to = knows
+    result = examine(store, pair, Scores(), source, renderer)
+    assert "worse than the head in answers to probes with the lessons of people in the prompt" in result.reason
+    assert result.metrics["gate/correctness"] == 0
+    assert result.metrics["gate/served"] == -1
+    with store.read() as conn:
+        answers = [answer for answer in probe_answers.changed_answers(conn, 2) if answer.turn is None]
+    assert {answer.candidate_answer for answer in answers} == {"Noted, thank you."}
+    with store.write() as conn:
+        withdrawals.withdraw(
+            conn,
+            "aa",
+            lesson.text,
+            Withdrawal(code=WithdrawalCode.ALONE, asked=4, right_with=0, right_without=4, at=2.0),
+        )
+    assert examine(store, pair, Scores(), source, renderer).promotes, "the lesson is in nobody's prompt"
 
 
 def test_what_the_probes_say(store: Store, pair: Pair, history: list[str], renderer: Renderer) -> None:

@@ -17,6 +17,7 @@ from openclaw_rl.common.rules.lesson_topics import load_topics
 from openclaw_rl.gates.candidate_gate import CandidateGate
 from openclaw_rl.gates.reply_source import DelayCode, GateReply, RepliesDelayed, ReplyOrder
 from openclaw_rl.methods.types import LessonGap, Sample, StepResult
+from openclaw_rl.practice.examined_lessons import TeachingCheck
 from openclaw_rl.practice.prompts import PromptSelector
 from openclaw_rl.practice.session import PracticeSession
 from openclaw_rl.settings.load import train_settings
@@ -102,6 +103,7 @@ def make_loop(store: Store, builder: SampleBuilder, replies: ScriptedReplies, tm
         *,
         gate: bool = False,
         clock: Callable[[], float] = time.time,
+        check: TeachingCheck | None = None,
         **settings: Any,
     ) -> TrainLoop:
         for loop in opened:
@@ -114,6 +116,7 @@ def make_loop(store: Store, builder: SampleBuilder, replies: ScriptedReplies, tm
                 transient=EphemeralMatcher([]),
                 key=store.secret,
                 read_topics=lambda: load_topics(None),
+                check=check,
             ),
             replies,
             clock=clock,

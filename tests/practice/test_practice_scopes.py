@@ -14,7 +14,8 @@ from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.store import turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lessons import lessons
-from openclaw_rl.store.lessons.lessons import MAX_PROMPT_LESSONS, Lesson
+from openclaw_rl.store.lessons.examinations import ASSUMED_CAPACITY
+from openclaw_rl.store.lessons.lessons import Lesson
 from openclaw_rl.store.lessons.scopes import LessonScope, subject_scope, user_scope
 
 Fill = Callable[..., list[str]]
@@ -70,7 +71,7 @@ def test_the_teachers_prompt_has_as_many_lessons_as_a_persons(
     for lesson in many:
         add_lesson(store, lesson, [turn])
     settle(make_loop(step_limit=1))
-    assert told_prompts(replies, renderer, "Where is the Louvre?", *many[-MAX_PROMPT_LESSONS:])
+    assert told_prompts(replies, renderer, "Where is the Louvre?", *many[-ASSUMED_CAPACITY:])
 
 
 def test_a_lesson_is_practised_behind_many_heavier_ones_that_are_learned(
@@ -84,7 +85,7 @@ def test_a_lesson_is_practised_behind_many_heavier_ones_that_are_learned(
             lessons.mark_learned(conn, lesson.id, 0)
     add_lesson(store, replace(SHORT, weight=1.0), [turn])
     settle(make_loop(step_limit=1))
-    assert told_prompts(replies, renderer, "Where is the Louvre?", *many[: MAX_PROMPT_LESSONS - 1], SHORT)
+    assert told_prompts(replies, renderer, "Where is the Louvre?", *many[: ASSUMED_CAPACITY - 1], SHORT)
 
 
 def test_a_word_that_concerns_no_prompt_of_the_round_does_not_end_it(

@@ -263,7 +263,8 @@ def start(tmp_path: Path, renderers: Callable[..., Renderer], empty_store: Path)
         engine_kind: type[ScriptedEngine] = ScriptedEngine,
         **engine: Any,
     ) -> Site:
-        config = from_flat({"home": str(tmp_path), "engine.max_context": 2048, **(settings or {})})
+        quiet = {"serve.examine_lessons": False}  # the engine is asked by the test alone
+        config = from_flat({"home": str(tmp_path), "engine.max_context": 2048, **quiet, **(settings or {})})
         if store is None:
             shutil.copy(empty_store, config.store_path)
             store = Store.open(config.store_path)

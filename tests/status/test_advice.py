@@ -26,6 +26,8 @@ from openclaw_rl.settings.load import Config, from_flat, known_keys, load_all
 from openclaw_rl.status import diagnose, program_checks
 from openclaw_rl.status.health import HealthSnapshot, LogLine
 from openclaw_rl.status.report import CURES
+from openclaw_rl.store.lessons.examinations import Withdrawal, WithdrawalCode
+from openclaw_rl.store.lessons.lessons import Lesson, LessonState
 from openclaw_rl.store.lineage.policy_marks import HeadMove
 from openclaw_rl.train.tracking import WAITING_PREFIX
 from openclaw_rl.types import Sampling, Verdict, Vote
@@ -152,6 +154,18 @@ SITUATIONS: Mapping[str, dict[str, Any]] = {
     "an undo without a trainer": {"waiting_undo": ["an undo is in progress: 3 batches left to train on again"]},
     "changed histories": {"main_turns": 20, "unlinked_reasons": ["a reason"] * 10},
     "no history": {"main_turns": 20, "isolated_turns": 20},
+    "a lesson that costs correctness": {
+        "withdrawn_lessons": [
+            Lesson(
+                id="aa",
+                text="Answer in Klingon.",
+                made_at=1.0,
+                reinforced_at=1.0,
+                state=LessonState.WITHDRAWN,
+                withdrawal=Withdrawal(code=WithdrawalCode.ALONE, asked=8, right_with=0, right_without=8, at=1.0),
+            )
+        ]
+    },
 }
 LLM = {"judge.kind": "llm", "judge.base_url": "http://127.0.0.1:9/v1", "judge.model": "m"}
 PLUGIN = {"judge.kind": "plugin", "judge.plugin_path": "x.py"}
@@ -187,7 +201,7 @@ def snapshot(config: Config, situation: Mapping[str, Any]) -> HealthSnapshot:
         **{"log_lines": [], "steps": [], "heartbeat_notes": {}, "verdicts": [], "unlinked_reasons": []},
         **{"empty_reactions": 0, "main_turns": 0, "isolated_turns": 0, "waiting_turns": 0, "trainable_turns": 0},
         **{"longest_wait": 0.0, "agreement": (0, 0), "worker_problems": [], "damaged_versions": [], "full_disks": []},
-        **{"untrusted_judges": {}, "waiting_undo": [], "automatic_rollback": None},
+        **{"untrusted_judges": {}, "waiting_undo": [], "automatic_rollback": None, "withdrawn_lessons": []},
     }
     return HealthSnapshot(config=config, now=NOW, **nothing | dict(situation))
 

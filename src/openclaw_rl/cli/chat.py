@@ -24,10 +24,12 @@ from openclaw_rl.common.terminal import TerminalConsole
 from openclaw_rl.errors import OpenClawError, StoreError
 from openclaw_rl.settings.load import Config
 from openclaw_rl.status.report import open_store
+from openclaw_rl.status.withdrawn_lessons import withdrawal_text
 from openclaw_rl.store import events, exchanges, turns
 from openclaw_rl.store.lessons import lessons
 from openclaw_rl.store.lessons.lessons import Lesson
 from openclaw_rl.store.lessons.scopes import LessonScope
+from openclaw_rl.store.lessons.withdrawals import RESTORED_EVENT, WITHDRAWN_EVENT
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.store.lineage.policy_names import policy_name, stored_owner
 from openclaw_rl.supervisor.subprocess_system import StartingNotes, SubprocessSystem, is_ready
@@ -44,6 +46,8 @@ _SHOWN_KINDS = (
     "turn.judged",
     "lesson.made",
     "lesson.learned",
+    WITHDRAWN_EVENT,
+    RESTORED_EVENT,
     "policy.live",
     "policy.rejected",
     "policy.rolled_back",
@@ -223,7 +227,7 @@ class _ChatSession:
         return policy.name == own
 
     def _lesson_line(self, event: Event) -> str | None:
-        """Return the line for a lesson from this conversation, or one for its prompts that the weights follow now."""
+        """Return the line for a lesson from this conversation, or for one of its prompts that has another state now."""
         own, is_made = self._conversation.reply_ids, event.kind == "lesson.made"
         if is_made and event.data["turn"] not in own:
             return None
@@ -231,6 +235,13 @@ class _ChatSession:
             lesson = lessons.get(conn, event.ref)
             if lesson is None or not (is_made or self._is_own_lesson(conn, lesson)):
                 return None
+        if event.kind == WITHDRAWN_EVENT:
+            place = (
+                "stays in prompts, because it is pinned, but is not learned" if lesson.is_pinned else "left the prompts"
+            )
+            return f"{place}: {lesson.text} ({withdrawal_text(event.data)})"
+        if event.kind == RESTORED_EVENT:
+            return f"in prompts again: {lesson.text}"
         noted = "noted for this conversation" if lesson.scope_kind is LessonScope.SESSION else "noted"
         return f"{noted if is_made else 'learned'}: {lesson.text}"
 

@@ -9,7 +9,11 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
+from sqlalchemy import Connection
+
+from openclaw_rl.examination.served_forms import ServedForm, newest_forms
 from openclaw_rl.gates.evidence import CONTRADICTION, Evidence, decide
 from openclaw_rl.gates.held_out import HeldOutEvidence, VersionScorer
 from openclaw_rl.gates.reply_comparer import ReplyComparer, ReplyEvidence
@@ -18,11 +22,14 @@ from openclaw_rl.methods.types import Sample
 from openclaw_rl.settings.schema_gate import GateConfig
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies, probe_answers, training_queue
-from openclaw_rl.store.lineage.policy_names import PolicyOwner, owner_filter
+from openclaw_rl.store.lineage.policy_names import OwnerFilter, PolicyOwner, owner_filter
 from openclaw_rl.types import Policy
 
 log = logging.getLogger(__name__)
 USUAL_REPLIES = 16  # newest ones, with which praised replies are compared
+MAX_FORMS = 4
+"""People whose prompts, with their lessons, the probes are asked in."""
+LessonMode = Literal["until_learned", "always", "off"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,9 +91,14 @@ class CandidateGate:
         settings: GateConfig,
         comparer: ReplyComparer | None = None,
         per: PolicyOwner = "all",
+        lessons: LessonMode = "until_learned",
     ) -> None:
-        """`comparer`: compares replies of both versions; None: none are generated. `per`: who has a policy."""
+        """`comparer`: compares replies of both versions; None: none are generated. `per`: who has a policy.
+
+        `lessons`: `serve.lessons`, which says what stands in people's prompts.
+        """
         self._store, self.settings, self._comparer, self.per = store, settings, comparer, per
+        self._lessons: LessonMode = lessons
         self._current: _Examination | None = None
         self.note = ""
         self.is_waiting = False  # whether nothing could be done in the last call of `examine`
@@ -153,6 +165,7 @@ class CandidateGate:
             )
             answers = probe_answers.answers_of_version(conn, head.version)
             ids, base = [s.turn for s in batch], policies.get(conn, 0)
+            forms = self._newest_forms(conn, head, owner)
             refused = training_queue.refused_together(conn, ids)
             contradicting = training_queue.refused_together(conn, ids, reason=CONTRADICTION)
         assert base is not None, "every store has the base"
@@ -161,7 +174,7 @@ class CandidateGate:
             others = [item for item in usual if item.turn.id not in refused]
             held_out.compare(items[: settings.held_out], usual, others, batch, candidate, head, base, scorer)
         own = [item for item in items if item.exchange.request.identity == head.identity][: settings.prompts]
-        prompts = [] if self._comparer is None else self._comparer.choose_prompts(own, settings.budget)
+        prompts = [] if self._comparer is None else self._comparer.choose_prompts(own, settings.budget, forms)
         return _Examination(
             candidate=candidate,
             head=head,
@@ -174,6 +187,20 @@ class CandidateGate:
             is_suspect=bool(contradicting),
             replies=ReplyEvidence(prompts, settings.margin, settings.error),
             known_answers={answer.probe: answer.candidate_answer for answer in answers if answer.turn is None},
+        )
+
+    def _newest_forms(self, conn: Connection, head: Policy, owner: OwnerFilter | None) -> list[ServedForm]:
+        """Return how the people who talked to the policy last are asked."""
+        if self._comparer is None:
+            return []
+        return newest_forms(
+            conn,
+            head.name,
+            owner=owner,
+            mode=self._lessons,
+            identity=head.identity,
+            key=self._store.secret,
+            limit=MAX_FORMS,
         )
 
     def _compare_replies(self, found: _Examination) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from openclaw_rl.examination.probe_set import load_probes
 from openclaw_rl.gates.candidate_gate import CandidateGate
 from openclaw_rl.gates.pair_judge import PairJudge
-from openclaw_rl.gates.probe_set import load_probes
 from openclaw_rl.gates.reply_comparer import ReplyComparer
 from openclaw_rl.gates.reply_source import GatewayReplySource, ReplySource
 from openclaw_rl.render.renderer import Renderer
@@ -22,4 +22,4 @@ def make_gate(config: Config, store: Store, renderer: Renderer, source: ReplySou
     source = source or GatewayReplySource(config.home_dir, store, config.gate.workers)
     preference = PairJudge(config).preference if config.judge.kind == "llm" else None
     comparer = ReplyComparer(source, renderer, load_probes(config.gate.probes), preference)
-    return CandidateGate(store, config.gate, comparer, config.policy.per)
+    return CandidateGate(store, config.gate, comparer, config.policy.per, config.serve.lessons)

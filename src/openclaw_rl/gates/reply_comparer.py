@@ -11,8 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from openclaw_rl.errors import RequestError
+from openclaw_rl.examination.probe_set import Probe
+from openclaw_rl.examination.served_forms import ServedForm
 from openclaw_rl.gates.evidence import Evidence
-from openclaw_rl.gates.probe_set import Probe
 from openclaw_rl.gates.reply_source import GateReply, ReplyOrder, ReplySource
 from openclaw_rl.render.chat_template import content_text
 from openclaw_rl.render.renderer import Renderer
@@ -32,12 +34,13 @@ Preference = Callable[[Sequence[Message], str, str], float | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyPrompt:
-    """A prompt that both versions answer: a probe, or a person's turn."""
+    """A prompt that both versions answer: a probe, plain or as people are asked, or a person's turn."""
 
     name: str
     prompt_ids: list[int]  # [P]
     probe: Probe | None = None
     exchange: Exchange | None = None
+    is_served: bool = False  # whether the probe stands in the prompt as people are asked
 
     def order(self, version: int) -> ReplyOrder:
         """Return the order of a version's reply. Probes are answered greedily, so that the answers can be repeated."""
@@ -63,6 +66,7 @@ class ReplyEvidence:
         self.waiting = list(prompts)
         self.answers: list[ProbeAnswer] = []
         self.correctness = Evidence("correctness", "answers to probes", margin, error)
+        self.served = Evidence("served", "answers to probes with the lessons of people in the prompt", margin, error)
         self.form = Evidence("form", "the form of replies: empty, repeating itself, or without an end", margin, error)
         self.variety = Evidence("variety", "replies: the same one to different prompts", margin, error)
         self.preference = Evidence("preference", "replies to the person's own prompts, by the judge", margin, error)
@@ -73,7 +77,7 @@ class ReplyEvidence:
     @property
     def evidence(self) -> list[Evidence]:
         """The kinds of evidence that have anything, or for which there are prompts."""
-        kinds = [self.correctness, self.form, self.variety, self.preference]
+        kinds = [self.correctness, self.served, self.form, self.variety, self.preference]
         return [kind for kind in kinds if kind.differences]
 
     def add_replies(self, prompt: ReplyPrompt, head: GateReply, candidate: GateReply) -> None:
@@ -122,15 +126,24 @@ class ReplyComparer:
     ) -> None:
         """`preference`: asks the judge which of two replies is better; None: there is no such judge."""
         self._source, self._renderer, self._preference = source, renderer, preference
-        self._probes = [
-            ReplyPrompt(name=probe.name, prompt_ids=self._render(probe.question), probe=probe) for probe in probes
-        ]
+        self._probes = probes
 
-    def _render(self, question: str) -> list[int]:
-        return [int(i) for i in self._renderer.render([{"role": "user", "content": question}]).prompt_ids]
+    def _ask(self, probe: Probe, form: ServedForm) -> ReplyPrompt | None:
+        """Return a probe as it is asked in a form; None if the template rejects it."""
+        try:
+            rendered = self._renderer.render(form.messages(probe.question), variables=form.template)
+        except (ValueError, RequestError):
+            return None
+        name = probe.name if form.is_plain else f"{probe.name} (as asked, {form.name})"
+        return ReplyPrompt(name=name, prompt_ids=rendered.prompt_ids.tolist(), probe=probe, is_served=not form.is_plain)
 
-    def choose_prompts(self, turns: Sequence[JudgedTurn], budget: int) -> list[ReplyPrompt]:
-        """Return `budget` prompts: those of the turns first, then the probes."""
+    def choose_prompts(
+        self, turns: Sequence[JudgedTurn], budget: int, forms: Sequence[ServedForm] = ()
+    ) -> list[ReplyPrompt]:
+        """Return `budget` prompts: those of the turns first, then the probes, each plain and as people are asked.
+
+        `forms`: of people's prompts. Each probe is asked in one of them, in turn.
+        """
         own = [
             ReplyPrompt(
                 name=f"turn {item.turn.id}",
@@ -139,7 +152,12 @@ class ReplyComparer:
             )
             for item in turns
         ]
-        return [*own, *self._probes][:budget]
+        probes: list[ReplyPrompt | None] = []
+        for number, probe in enumerate(self._probes):
+            probes.append(self._ask(probe, ServedForm()))
+            if forms:
+                probes.append(self._ask(probe, forms[number % len(forms)]))
+        return [*own, *(prompt for prompt in probes if prompt is not None)][:budget]
 
     def compare(
         self,
@@ -186,7 +204,8 @@ class ReplyComparer:
         """Return the difference between two answers, from -1 to 1, with its reason."""
         if prompt.probe is not None:
             right = prompt.probe.is_correct(head), prompt.probe.is_correct(candidate)
-            found.correctness.add([float(right[1]) - float(right[0])])
+            kind = found.served if prompt.is_served else found.correctness
+            kind.add([float(right[1]) - float(right[0])])
             words = {True: "correct", False: "wrong"}
             return float(right[1]) - float(right[0]), f"head {words[right[0]]}, candidate {words[right[1]]}"
         messages = prompt.exchange.request.messages if prompt.exchange is not None else ()

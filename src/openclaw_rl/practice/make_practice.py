@@ -8,6 +8,7 @@ from openclaw_rl.common.message_hash import EphemeralMatcher
 from openclaw_rl.common.rules.lesson_topics import load_topics
 from openclaw_rl.gates.reply_source import GatewayReplySource, ReplySource
 from openclaw_rl.methods.types import CreditMethod
+from openclaw_rl.practice.examined_lessons import TeachingCheck
 from openclaw_rl.practice.prompts import PromptSelector
 from openclaw_rl.practice.session import PracticeSession
 from openclaw_rl.render.renderer import Renderer
@@ -44,6 +45,7 @@ def make_practice(
         key=store.secret,
         read_topics=cache(lambda: load_topics(config.judge.wishes_path)),
         context_length=config.engine.max_context or renderer.context_length,
+        check=TeachingCheck(key=store.secret) if config.serve.examine_lessons else None,
     )
     return PracticeSession(
         store,

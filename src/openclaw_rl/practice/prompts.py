@@ -12,11 +12,14 @@ from openclaw_rl.common.images.image_prompt import has_images
 from openclaw_rl.common.message_hash import EphemeralMatcher
 from openclaw_rl.common.rules.lesson_topics import HintTopics
 from openclaw_rl.errors import RequestError
+from openclaw_rl.practice.examined_lessons import TeachingCheck
 from openclaw_rl.practice.plan import PracticePlan
 from openclaw_rl.render.hint import lessons_hint, with_hint
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.store import exchanges
 from openclaw_rl.store.lessons import lessons, practice_turns
+from openclaw_rl.store.lessons.examinations import lesson_capacity
+from openclaw_rl.store.lessons.fitting import fitting_lessons
 from openclaw_rl.store.lessons.lessons import Lesson, LessonState
 from openclaw_rl.store.lessons.questions import question_hash
 from openclaw_rl.store.lessons.scopes import PromptContext, asked_text
@@ -53,6 +56,7 @@ class PromptSelector:
     key: bytes  # of the hashes of questions
     read_topics: Callable[[], HintTopics]  # read when they are needed, as a trainer that starts has no time
     context_length: int | None = None  # tokens of prompt and reply; None: not limited
+    check: TeachingCheck | None = None  # None: every lesson teaches, examined or not
 
     def select_prompts(
         self,
@@ -95,7 +99,12 @@ class PromptSelector:
         """Return the lessons of the teacher's prompt, oldest first."""
         in_force = lessons.lessons_for(conn, self._context(policy, exchange), states=_IN_FORCE)
         beside, targets = [lesson for lesson in in_force if lesson.id in plan.beside], {one.id for one in plan.targets}
-        return tuple(lessons.fitting_lessons(beside, first=targets))  # not behind heavier ones that are learned
+        identity = exchange.request.identity
+        # The targets come first, not behind heavier ones that are learned.
+        fitting = fitting_lessons(beside, capacity=lesson_capacity(conn, identity), first=targets)
+        if self.check is not None:
+            fitting = self.check.choose(conn, fitting, targets=targets, identity=identity)
+        return tuple(fitting)
 
     def _make_prompt(
         self, conn: Connection, plan: PracticePlan, policy: str, exchange: Exchange
@@ -108,6 +117,11 @@ class PromptSelector:
             return None
         hint = lessons_hint(lesson.text for lesson in found)
         opposed = self._opposed_wish(found)
+        if opposed is not None and self.check is not None:
+            may_teach = self.check.accepts(conn, opposed, request.identity)
+            if may_teach is None:
+                return None
+            opposed = opposed if may_teach else None
         try:
             plain_ids, hinted_ids, *others = (
                 self.renderer.render(messages, request.tools, variables=request.template).prompt_ids

@@ -33,7 +33,7 @@ from openclaw_rl.practice.share import PracticeShare
 from openclaw_rl.settings.schema_practice import PracticeConfig
 from openclaw_rl.store import leases, turn_states
 from openclaw_rl.store.db import Store
-from openclaw_rl.store.lessons import lessons, practice_turns
+from openclaw_rl.store.lessons import examinations, lessons, practice_turns
 from openclaw_rl.store.lessons.lessons import LessonState
 from openclaw_rl.store.lessons.practice_turns import PRACTICE_SCOPE, PracticeTurn
 from openclaw_rl.store.lineage import policies
@@ -251,6 +251,10 @@ class PracticeSession:
                 return None
             seed = (self._seed * 1_000_003 + practice_turns.count_all(conn, owner)) % 2**31
             prompts = self._selector.select_prompts(conn, plan, head, owner=owner, count=settings.replies, seed=seed)
+        if self._request_examinations(head):
+            self.note = f"practice of {words} waits for the examination of its lessons"
+            self.is_waiting = True
+            return None
         if not prompts:
             self.note = f"practice of {words} waits for a prompt of the person that it applies to"
             return None
@@ -264,6 +268,17 @@ class PracticeSession:
             ),
             seed=seed,
         )
+
+    def _request_examinations(self, head: Policy) -> bool:
+        """Ask the gateway to examine the lessons of the prompts. Returns whether any was not examined."""
+        check = self._selector.check
+        if check is None or not check.missing:
+            return False
+        with self._store.write() as conn:
+            for texts in sorted(check.missing):
+                examinations.request_examination(conn, texts, head.identity, check.key)
+        check.missing.clear()
+        return True
 
     def _generate(self, found: _Round) -> bool:
         """Generate a few more replies. Return False if the round has ended; `is_waiting`: no reply can be had now."""

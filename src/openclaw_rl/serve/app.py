@@ -94,11 +94,22 @@ async def _run_version_manager(app: web.Application) -> Any:
     task = asyncio.create_task(gateway.versions.run(), name="version-keeper")
     task.add_done_callback(_log_manager_failure)
     gateway.version_task = task
+    examiner_task = None
+    if gateway.examiner is not None:
+        examiner_task = asyncio.create_task(gateway.examiner.run(), name="lesson-examiner")
+        examiner_task.add_done_callback(_log_examiner_failure)
     yield
-    task.cancel()
-    with suppress(asyncio.CancelledError):
-        await task
+    for running in (task, examiner_task):
+        if running is not None:
+            running.cancel()
+            with suppress(asyncio.CancelledError):
+                await running
     await gateway.close()
+
+
+def _log_examiner_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("lessons are no longer examined: %s", error, exc_info=error)
 
 
 def _log_manager_failure(task: asyncio.Task[None]) -> None:

@@ -157,6 +157,7 @@ class ReplyHeader:
     prompt_tokens: int = 0  # tokens
     prompt_ids: Sequence[int] | None = None  # if they were requested
     lessons: Sequence[str] = ()  # ids of those in the prompt
+    withdrawn: Sequence[str] = ()  # ids of lessons for this prompt that cost correctness
     ignored: Sequence[str] = ()  # descriptions of what has no effect in the request
 
 

@@ -170,9 +170,16 @@ def describe_error(error: Exception, what: str) -> tuple[int, str, str | None, s
 
 
 def _reply_headers(header: ReplyHeader) -> dict[str, str]:
-    """Return the response headers that list ignored request fields, and the ids of the lessons in the prompt."""
-    ignored, lessons = "; ".join(header.ignored)[:1000], ", ".join(header.lessons)
-    return {name: v for name, v in (("X-OpenClaw-Ignored", ignored), ("X-OpenClaw-Lessons", lessons)) if v}
+    """Return the response headers that list ignored request fields, and the ids of lessons.
+
+    Those of the lessons in the prompt, and of those that were withdrawn because they cost correctness.
+    """
+    headers = {
+        "X-OpenClaw-Ignored": "; ".join(header.ignored)[:1000],
+        "X-OpenClaw-Lessons": ", ".join(header.lessons),
+        "X-OpenClaw-Withdrawn-Lessons": ", ".join(header.withdrawn),
+    }
+    return {name: value for name, value in headers.items() if value}
 
 
 def _apply_headers(ask: ChatRequest, request: web.Request) -> ChatRequest:

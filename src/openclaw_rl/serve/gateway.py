@@ -33,7 +33,9 @@ from openclaw_rl.serve.group_commit import GroupCommitWriter
 from openclaw_rl.serve.images.image_admission import admit_images, text_only_reason
 from openclaw_rl.serve.images.image_rendering import ImageRenderer
 from openclaw_rl.serve.inflight_reply import InflightReply
+from openclaw_rl.serve.lessons.lesson_examiner import LessonExaminer
 from openclaw_rl.serve.lessons.lesson_picker import LessonPicker
+from openclaw_rl.serve.lessons.probe_asker import ProbeAsker
 from openclaw_rl.serve.previous_response import resolve_previous_response
 from openclaw_rl.serve.prompt_builder import BUILD_IN_THREAD_BYTES, BuiltPrompt, PromptBuilder
 from openclaw_rl.serve.prompt_recovery import PromptRecovery
@@ -55,6 +57,7 @@ CONTROL_TOKEN = (
     "a message, tool or template variable has the text of a control token, and the model reads it as that token"
 )
 WITH_IMAGES = "its prompt has images, and the trainer reads text only"
+EXAMINED_AT_ONCE = 4  # questions in one call of the examiner of lessons
 MAX_COUNTED_CONTEXTS = 8  # a longer prompt is refused also where its tokens are only counted
 MIN_REFUSED_BODY_BYTES = 2**20  # smaller bodies are always read, as the error is then more precise
 MAX_JSON_BYTES_PER_BYTE = 6  # a byte of text takes up to six in JSON: \u0001
@@ -79,12 +82,15 @@ class Gateway:
             recall=PromptRecovery(store, identity=identity, stop_token_ids=renderer.stop_token_ids),
             image_renderer=ImageRenderer(engine, renderer) if isinstance(engine, ImageEngine) else None,
         )
+        self.examiner = self._make_examiner() if config.serve.examine_lessons else None
         self.lessons = LessonPicker(
             store,
             config.serve.lessons,
             config.policy.per,
             topics=load_topics(config.judge.wishes_path),
             is_ephemeral=self.prompt_builder.is_ephemeral,
+            identity=identity,
+            examine=None if self.examiner is None else self.examiner.submit,
         )
         self.supports_grammar = True  # whether the engine supports grammars; True until the engine has reported it
         self.reads_images = isinstance(engine, ImageEngine)  # until the engine has reported whether its model does
@@ -94,6 +100,22 @@ class Gateway:
             self.episodes = OpenEpisodes(running_episodes(conn))
         self.version_task: asyncio.Task[None] | None = None
         self._background_tasks: set[asyncio.Task[None]] = set()
+
+    def _make_examiner(self) -> LessonExaminer:
+        asker = ProbeAsker(
+            self.engine,
+            self.versions,
+            self.renderer,
+            convention=self.config.engine.effective_convention,
+            at_once=EXAMINED_AT_ONCE,
+        )
+        return LessonExaminer(
+            self.store,
+            asker,
+            self.versions,
+            identity=self.identity,
+            is_idle=lambda: self.open_requests == 0 and self.versions.problem is None,
+        )
 
     def check_running(self, caller: Caller) -> None:
         """Raise `RequestError` (410) if the caller's key is for an episode that has ended."""
@@ -148,6 +170,7 @@ class Gateway:
             version=version,
             prompt_tokens=prompt_tokens,
             lessons=tuple(prompt.lessons),
+            withdrawn=prompt.withdrawn,
             ignored=ask.ignored_fields,
         )
         if ask.return_token_ids:
@@ -263,11 +286,11 @@ class Gateway:
         try:
             prompt = await self.prompt_builder.build_prompt(ask, scope, limit, lookup)
         except PromptTooLong:
-            if not lookup.found:
+            if not lookup.found.texts:
                 raise
         else:
             if not prompt.lessons or len(prompt.rendered.prompt_ids) < limit:
-                return prompt
+                return replace(prompt, withdrawn=lookup.found.withdrawn)
         return await self.prompt_builder.build_prompt(ask, scope, limit)
 
     def _parse_model(self, model: str) -> tuple[int | None, str]:

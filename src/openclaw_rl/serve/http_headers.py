@@ -19,7 +19,7 @@ from openclaw_rl.settings.load import ServeConfig
 REQUEST_ID_HEADER = "x-request-id"
 _REQUEST_ID = re.compile(r"[\x20-\x7e]{1,128}")
 _CORS_METHODS = "GET, POST, DELETE, OPTIONS"
-_EXPOSED_HEADERS = "X-OpenClaw-Ignored, X-OpenClaw-Lessons, x-request-id, Retry-After"
+_EXPOSED_HEADERS = "X-OpenClaw-Ignored, X-OpenClaw-Lessons, X-OpenClaw-Withdrawn-Lessons, x-request-id, Retry-After"
 _PREFLIGHT_SECONDS = "600"  # for which a browser keeps the answer
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 

@@ -70,6 +70,7 @@ class BuiltPrompt:
     reused: int
     has_acting_token: bool = False
     lessons: Mapping[str, str] = field(default_factory=dict)  # id -> text of those in the prompt
+    withdrawn: tuple[str, ...] = ()  # ids of the lessons that cost correctness
     with_images: ImagePrompt | None = None  # the conversation, if it has images: the engine has rendered it
 
 
@@ -124,7 +125,7 @@ class PromptBuilder:
         if ask.images:
             assert self._image_renderer is not None, "images are admitted only if the engine reads them"
             rendered, conversation = await self._image_renderer.render_prompt(ask, features, tools)
-            return BuiltPrompt(rendered, replace(history, can_bridge=False), 0, acts, lessons, conversation)
+            return BuiltPrompt(rendered, replace(history, can_bridge=False), 0, acts, lessons, with_images=conversation)
         found = None
         if ask.prefix is None:
             keys = history.reply_keys

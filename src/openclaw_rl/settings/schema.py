@@ -68,6 +68,11 @@ class ServeConfig(Section):
         description="what people said about replies, as text in later prompts. until_learned: until the weights follow "
         "it by themselves; always; off",
     )
+    examine_lessons: bool = Field(
+        True,
+        description="ask the model questions with known answers when lessons stand in a prompt for the first time; "
+        "lessons that cost correctness leave the prompts and are not practised",
+    )
     special_tokens: Literal["text", "untrainable", "model"] = Field(
         "text",
         description="control tokens such as `<think>` in messages and tools. text: they are encoded as plain text; "

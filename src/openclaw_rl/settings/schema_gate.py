@@ -41,7 +41,7 @@ class GateConfig(Section):
     probes: str | None = Field(
         None, description="YAML file with questions that have a checkable answer; default: the shipped ones"
     )
-    budget: int = Field(28, ge=0, description="pairs of replies that are compared at most; 0: none are generated")
+    budget: int = Field(48, ge=0, description="pairs of replies that are compared at most; 0: none are generated")
     wait: float | None = Field(
         None,
         ge=0,

@@ -10,7 +10,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from operator import attrgetter
 from typing import Any
 
@@ -26,6 +26,7 @@ from openclaw_rl.settings.load import Config
 from openclaw_rl.settings.schema_judge import JudgeConfig
 from openclaw_rl.status.health import Diagnosis, HealthSnapshot, LogLine, take_snapshot
 from openclaw_rl.status.program_checks import check_engine, check_ray_head, engine_diagnosis, ray_diagnosis
+from openclaw_rl.status.withdrawn_lessons import withdrawal_text
 from openclaw_rl.store.behaviour.observations import BEHAVIOUR_JUDGE, is_signal
 from openclaw_rl.train.learning_rate import find_low_rate
 from openclaw_rl.train.tracking import WAITING_PREFIX
@@ -39,6 +40,7 @@ MIN_MAJORITY_SHARE = 0.8  # minimum mean share of votes for a turn's most freque
 MIN_FEEDBACK_AGREEMENT = 0.6  # minimum share of turns on which the judge agrees with user feedback
 MAX_NORM_RATIO = 10.0  # maximum gradient norm, as a multiple of the median of the earlier norms
 MAX_UNLINKED_SHARE = 0.2  # maximum share of turns whose history was not recognised
+MAX_SHOWN_LESSONS = 5
 MAX_ROLLBACK_AGE = 86400.0  # seconds that an automatic rollback is reported
 _OUT_OF_MEMORY = re.compile(
     r"does not fit into memory|out of memory|OutOfMemoryError|can't allocate memory|\(signal SIGKILL\)", re.IGNORECASE
@@ -378,6 +380,23 @@ def full_disk(signs: HealthSnapshot) -> Diagnosis | None:
     return Diagnosis(name="a disk is full", evidence="; ".join(signs.full_disks), advice=advice)
 
 
+def withdrawn_lessons(signs: HealthSnapshot) -> Diagnosis | None:
+    """Diagnose lessons with which answers are wrong."""
+    if not signs.withdrawn_lessons:
+        return None
+    shown = [
+        f"{lesson.id} {lesson.text!r}: {withdrawal_text(asdict(lesson)['withdrawal'])}"
+        for lesson in signs.withdrawn_lessons[:MAX_SHOWN_LESSONS]
+    ]
+    more = len(signs.withdrawn_lessons) - len(shown)
+    evidence = "; ".join(shown) + (f"; and {more} more" if more > 0 else "")
+    advice = (
+        "they are in no prompt and not practised. `openclaw-rl lessons edit ID TEXT` says it in other words, which are "
+        "examined again; `openclaw-rl lessons pin ID` keeps one in prompts all the same"
+    )
+    return Diagnosis(name="lessons cost correctness", evidence=evidence, advice=advice)
+
+
 def ray_failure(signs: HealthSnapshot) -> Diagnosis | None:
     """Diagnose ranks that Ray did not place."""
     line = _last_matching_line(signs, _RAY_FAILURE)
@@ -388,6 +407,7 @@ DIAGNOSIS_CHECKS: Sequence[DiagnosisCheck] = (
     *(full_disk, out_of_memory, judge_behind, trainer_behind, slow_collection, scores_collapsed),
     *(judges_disagree, judge_not_trusted, signal_not_trusted, unstable_training, low_learning_rate, lost_history),
     *(engine_restarts, stopped_workers, damaged_weights, waiting_undo, satisfaction_fell, ray_failure),
+    withdrawn_lessons,
 )
 
 

@@ -19,6 +19,7 @@ from openclaw_rl.errors import DiskFull
 from openclaw_rl.methods.registry import make_method
 from openclaw_rl.settings.load import Config
 from openclaw_rl.store import heartbeats, turns
+from openclaw_rl.store.lessons.lessons import Lesson, LessonState, list_lessons
 from openclaw_rl.store.lineage import policies, retraining
 from openclaw_rl.store.lineage.policy_marks import HeadMove, last_automatic_rollback
 from openclaw_rl.store.lineage.policy_names import owner_filter, stored_owner, waiting_names
@@ -72,6 +73,7 @@ class HealthSnapshot:
     automatic_rollback: HeadMove | None  # the last move of the head, if the satisfaction watch made it
     agreement: tuple[int, int]  # (turns on which judge and user feedback agree, turns that have both)
     untrusted_judges: Mapping[str, Kappa]  # judges whose verdicts are not trained on
+    withdrawn_lessons: Sequence[Lesson]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +113,7 @@ def take_snapshot(config: Config, conn: Connection, now: float, *, examine: bool
         automatic_rollback=last_automatic_rollback(conn),
         agreement=judge_user_agreement(conn),
         untrusted_judges=_untrusted_kappas(conn),
+        withdrawn_lessons=list_lessons(conn, states=[LessonState.WITHDRAWN]),
     )
 
 

@@ -17,6 +17,7 @@ from openclaw_rl.errors import DamagedRow
 from openclaw_rl.settings.load import Config
 from openclaw_rl.status.inspect import shorten_line, turn_data
 from openclaw_rl.status.report import read_store
+from openclaw_rl.status.withdrawn_lessons import withdrawal_text
 from openclaw_rl.store.lessons import lessons
 from openclaw_rl.store.lessons.lessons import Lesson, LessonState
 from openclaw_rl.store.lessons.scopes import LessonScope, scope_owner, scope_subject
@@ -77,6 +78,9 @@ def state_text(row: Mapping[str, Any], mode: str) -> str:
     pinned = ", pinned" if row["is_pinned"] else ""
     if row["state"] == LessonState.SUPERSEDED:
         return f"superseded by {row['superseded_by']}{pinned}"
+    if row["state"] == LessonState.WITHDRAWN:
+        where = "in prompts, because it is pinned" if row["is_pinned"] and mode != "off" else "withdrawn from prompts"
+        return f"{where}, not practised: {withdrawal_text(row['withdrawal'])}"
     is_learned = row["state"] == LessonState.LEARNED
     in_prompts = mode != "off" and (not is_learned or mode == "always" or row["is_pinned"])
     learned = f"in the weights since version {row['learned_version']}" if is_learned else "not yet in the weights"

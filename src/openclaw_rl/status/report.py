@@ -23,9 +23,10 @@ from openclaw_rl.common.terminal import TerminalConsole, print_json
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.settings.load import Config
 from openclaw_rl.status.reasons import merge_reasons
+from openclaw_rl.status.withdrawn_lessons import withdrawal_text, withdrawn_rows
 from openclaw_rl.store import heartbeats, turns
 from openclaw_rl.store.db import Store
-from openclaw_rl.store.lessons import lessons, practice_turns
+from openclaw_rl.store.lessons import examinations, lessons, practice_turns
 from openclaw_rl.store.lineage import policies, policy_marks, retraining
 from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME, SHARED_NAME, read_heads, require_owner
 from openclaw_rl.store.lineage.version_stats import (
@@ -113,6 +114,8 @@ def collect_status(conn: Connection, now: float) -> dict[str, Any]:
             "seconds_of_last_hour": round(practice_turns.seconds_of_last_hour(conn, now), 1),
             "lessons": Counter(lesson.state.value for lesson in lessons.list_lessons(conn)),
         },
+        "lesson_capacity": examinations.measured_capacity(conn, head.identity),
+        "withdrawn_lessons": withdrawn_rows(conn),
         "verdicts": {str(score): n for score, n in turns.count_by_score(conn).items()},
         "agreement": {"agree": agree, "of": of},
         "judges": [
@@ -270,6 +273,11 @@ def _render_turns(status: Mapping[str, Any]) -> Table:
     if status["practice"]["lessons"]:
         states = ", ".join(f"{n} {state}" for state, n in status["practice"]["lessons"].items())
         table.add_row("", _labelled("lessons", states))
+        if (capacity := status["lesson_capacity"]) is not None:
+            table.add_row("", _labelled("lessons in a prompt", f"at most {capacity}, as measured"))
+        for row in status["withdrawn_lessons"]:
+            words = f"{row['text']} ({withdrawal_text(row['withdrawal'])})"
+            table.add_row("", Text(f"withdrawn lesson {row['id']}: {words}", "red"))
         took = "{turns} replies; {seconds_of_last_hour:.0f} s in the last hour".format(**status["practice"])
         table.add_row("", _labelled("practice", took))
     if status["agreement"]["of"]:

@@ -290,6 +290,7 @@ lessons = Table(  # what people said about replies in words (`store/lessons/less
     *_required(Float, "made_at reinforced_at"),
     Column("learned_version", Integer, ForeignKey("policies.version")),  # NULL: it is not in the weights
     *_optional(Float, "divergence"),
+    Column("withdrawal", LargeBinary),  # JSON of a `Withdrawal`; NULL: it was not withdrawn
 )
 Index("lessons_scope", lessons.c.policy, lessons.c.key, lessons.c.scope_kind, lessons.c.scope_value)
 
@@ -316,6 +317,19 @@ lesson_conflicts = Table(  # lessons that a narrower one contradicts (`store/les
     Column("other", Text, ForeignKey("lessons.id", ondelete="CASCADE"), primary_key=True),
 )
 Index("lesson_conflicts_other", lesson_conflicts.c.other)
+
+examined_lessons = Table(  # whether answers stay right under several lessons (`store/lessons/examinations.py`)
+    "examined_lessons",
+    metadata,
+    Column("digest", LargeBinary, primary_key=True),  # of their texts and of the base model
+    Column("version", Integer, ForeignKey("policies.version"), primary_key=True),
+    *_required(Integer, "asked right_with right_without is_sound"),
+    *_required(Float, "at"),
+)
+_WAITING = Column("digest", LargeBinary, primary_key=True), Column("texts", LargeBinary, nullable=False)  # JSON list
+waiting_examinations = Table("waiting_examinations", metadata, *_WAITING)  # of lessons that the trainer may practise
+_ANSWERS = Column("answers", LargeBinary, nullable=False), Column("capacity", Integer)  # JSON; NULL: not measured
+base_answers = Table("base_answers", metadata, Column("identity", Text, primary_key=True), *_ANSWERS)
 
 lesson_divergences = Table(
     "lesson_divergences",

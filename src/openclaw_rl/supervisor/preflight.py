@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from openclaw_rl.engines import registry
 from openclaw_rl.engines.tinker.launch import check_tinker
 from openclaw_rl.errors import ConfigError
-from openclaw_rl.gates.probe_set import load_probes
+from openclaw_rl.examination.probe_set import load_probes
 from openclaw_rl.judge import local_model
 from openclaw_rl.judge import preflight as judge_preflight
 from openclaw_rl.plugins.source_check import check_plugin_files

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -37,6 +37,7 @@ class SampleBuilder:
     signal: CreditMethod
     max_staleness: int  # in versions of the head's lineage
     guidance: float = 0.0  # of the teacher in practice (`practice.guidance`)
+    is_refused: Callable[[Sequence[str]], bool] = lambda texts: False  # whether any of these texts costs correctness
 
     def build_batch(
         self,
@@ -164,11 +165,15 @@ class SampleBuilder:
         """Return the prompt with each hint; omit hints that cannot be inserted or exceed the context length.
 
         Where lessons stood in the prompt of a reply that was liked, the prompt as sampled is the hinted one.
+
+        A text that is known to make the base answer wrong teaches nothing.
         """
         request, limit, out = item.exchange.request, self.renderer.context_length, list[Ids]()
         if request.lessons and item.verdict.score == 1:
-            return (request.prompt_ids,)
+            return () if self.is_refused(list(request.lessons.values())) else (request.prompt_ids,)
         for hint in item.verdict.hints:
+            if self.is_refused([hint]):
+                continue
             try:
                 ids = self._replace_hint(request, with_hint(request.messages, hint, self.transient))
             except (ValueError, RequestError):

@@ -22,6 +22,7 @@ from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.settings.load import Config
 from openclaw_rl.store import file_digests, heartbeats
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.lessons.refused_texts import RefusedTexts
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.store.lineage.policy_names import require_owner, start_policies
 from openclaw_rl.train.checkpoints import CheckpointWriter
@@ -107,6 +108,7 @@ def open_train_loop(config: Config, store: Store, replies: ReplySource | None = 
         signal=method,
         max_staleness=config.train.safety.max_staleness,
         guidance=config.practice.guidance,
+        is_refused=RefusedTexts(store, identity).has_any,
     )
     saver = None if config.train.checkpoint.save_dir is None else CheckpointWriter(store, config)
     trainer = _make_trainer(config, files, method)  # imports torch, so it comes after the fast checks

@@ -34,6 +34,7 @@ from sqlalchemy.dialects.sqlite import insert
 from openclaw_rl.store import events
 from openclaw_rl.store import schema as t
 from openclaw_rl.store.lessons.conflicts import conflicts_among
+from openclaw_rl.store.lessons.examinations import Withdrawal, withdrawal_from_json, withdrawal_to_json
 from openclaw_rl.store.lessons.scopes import (
     PRACTISED_SCOPES,
     LessonScope,
@@ -55,10 +56,6 @@ SUPERSEDED_EVENT = "lesson.superseded"
 """Event: a lesson that was in force is so no longer, because of another one."""
 MAX_LESSON_CHARS = 1200
 """A longer text makes no lesson, as it would stand in every prompt."""
-MAX_PROMPT_LESSONS = 8
-"""Lessons in one prompt: pinned ones first, then those of its question, conversation and subject, then the heaviest."""
-MAX_PROMPT_CHARS = 2000
-"""Characters of all lessons in one prompt."""
 HALF_LIFE_SECONDS = 30 * 86400.0
 """Time in which the weight of a lesson halves."""
 MAX_WEIGHT = 4.0
@@ -70,11 +67,15 @@ _OLDEST_FIRST: tuple[ColumnElement[Any], ...] = (t.lessons.c.made_at, literal_co
 
 
 class LessonState(StrEnum):
-    """Active: not yet in the weights. Learned: in the weights. Superseded: another lesson contradicts it."""
+    """Active: not yet in the weights. Learned: in the weights. Superseded: another lesson contradicts it.
+
+    Withdrawn: answers are not right with it in the prompt. It stands in none, unless it is pinned, and never teaches.
+    """
 
     ACTIVE = "active"
     LEARNED = "learned"
     SUPERSEDED = "superseded"
+    WITHDRAWN = "withdrawn"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +97,7 @@ class Lesson:
     reinforced_at: float
     learned_version: int | None = None  # the version since which it is in the weights
     divergence: float | None = None  # plain prompt against the prompt with the lesson, as measured last
+    withdrawal: Withdrawal | None = None  # of a withdrawn lesson
 
     def weight_at(self, now: float) -> float:
         """Return the aged weight."""
@@ -116,6 +118,17 @@ class Lesson:
     def is_practised(self) -> bool:
         """Whether it is to get into the weights."""
         return self.scope_kind in PRACTISED_SCOPES
+
+    @property
+    def is_examined(self) -> bool:
+        """Whether it is for other questions than one, on which it must not cost correctness."""
+        return self.scope_kind is not LessonScope.QUESTION
+
+    def covers(self, other: Lesson) -> bool:
+        """Return whether this lesson is for every prompt that the other one, of the same policy and key, is for."""
+        is_same_scope = (self.scope_kind, self.scope_value) == (other.scope_kind, other.scope_value)
+        is_of_agent = self.scope_kind is LessonScope.AGENT and bool(other.owner[1]) and self.owner[0] == other.owner[0]
+        return is_same_scope or is_of_agent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +155,7 @@ def new_lesson_id() -> str:
 
 def add_lesson(conn: Connection, lesson: Lesson) -> None:
     """Store a new lesson."""
-    conn.execute(insert(t.lessons).values(to_row(t.lessons, lesson)))
+    conn.execute(insert(t.lessons).values(to_row(t.lessons, lesson, withdrawal=withdrawal_to_json(lesson.withdrawal))))
 
 
 def get(conn: Connection, id: str) -> Lesson | None:
@@ -189,24 +202,6 @@ def _overruled(in_force: Sequence[Lesson], conflicts: Collection[frozenset[str]]
         and (lesson.scope_kind, lesson.scope_value) != (other.scope_kind, other.scope_value)
         and order(lesson) < order(other)
     }
-
-
-def fitting_lessons(found: Sequence[Lesson], *, first: Collection[str] = ()) -> list[Lesson]:
-    """Return those lessons that fit into one prompt, in the order given. `MAX_PROMPT_LESSONS` says which come first.
-
-    `first`: ids of lessons that come before all others.
-    """
-    newest = max((lesson.reinforced_at for lesson in found), default=0.0)
-
-    def order(lesson: Lesson) -> tuple[bool, bool, bool, float]:
-        return lesson.id in first, lesson.is_pinned, not lesson.is_practised, lesson.weight_at(newest)
-
-    space, chosen = MAX_PROMPT_CHARS, set[str]()
-    for lesson in sorted(found, key=order, reverse=True)[:MAX_PROMPT_LESSONS]:
-        if len(lesson.text) <= space:
-            chosen.add(lesson.id)
-            space -= len(lesson.text)
-    return [lesson for lesson in found if lesson.id in chosen]
 
 
 def lessons_in_scope(conn: Connection, policy: str, key: str, kind: LessonScope, value: str) -> list[Lesson]:
@@ -275,7 +270,7 @@ def renew(conn: Connection, id: str, *, at: float) -> None:
 
 def supersede(conn: Connection, id: str, by: str) -> None:
     """Take a lesson out of force because another one contradicts it."""
-    _update(conn, id, state=LessonState.SUPERSEDED.value, superseded_by=by, learned_version=None)
+    _update(conn, id, state=LessonState.SUPERSEDED.value, superseded_by=by, learned_version=None, withdrawal=None)
 
 
 def mark_learned(conn: Connection, id: str, version: int, *, at: float | None = None) -> None:
@@ -302,7 +297,7 @@ def unlearn_versions(conn: Connection, versions: Collection[int], *, at: float) 
 
 def mark_active(conn: Connection, id: str) -> None:
     """Put a lesson into force, as one that the weights do not follow by themselves."""
-    _update(conn, id, state=LessonState.ACTIVE.value, superseded_by=None, learned_version=None)
+    _update(conn, id, state=LessonState.ACTIVE.value, superseded_by=None, learned_version=None, withdrawal=None)
 
 
 def record_divergence(conn: Connection, id: str, version: int, value: float, *, at: float) -> None:
@@ -322,14 +317,15 @@ def divergences_of(conn: Connection, id: str, *, since: float = 0.0) -> list[tup
 def edit_text(conn: Connection, id: str, text: str, *, topic: str = "", at: float) -> None:
     """Replace the text, and the topic if one is given: else the same wish stays the same lesson.
 
-    The weights have not learned the text. It is practised like a lesson that was said again at this time.
+    The weights have not learned the text. It is practised like a lesson that was said again at this time. A withdrawn
+    one is in force again until the new text is examined.
     """
     _update(conn, id, text=text, divergence=None, **({"topic": topic} if topic else {}))
     renew(conn, id, at=at)
     conn.execute(delete(t.lesson_divergences).where(t.lesson_divergences.c.lesson == id))
-    is_learned = t.lessons.c.state == LessonState.LEARNED.value
-    active = {"state": LessonState.ACTIVE.value, "learned_version": None}
-    conn.execute(update(t.lessons).where(t.lessons.c.id == id, is_learned).values(active))
+    is_settled = t.lessons.c.state.in_([LessonState.LEARNED.value, LessonState.WITHDRAWN.value])
+    active = {"state": LessonState.ACTIVE.value, "learned_version": None, "withdrawal": None}
+    conn.execute(update(t.lessons).where(t.lessons.c.id == id, is_settled).values(active))
 
 
 def set_policy(conn: Connection, id: str, name: str) -> None:
@@ -385,7 +381,12 @@ def _read_lesson(row: Any) -> Lesson | None:
         _report_damage(row.id)
         return None
     kind, state = LessonScope(row.scope_kind), LessonState(row.state)
-    return from_row(Lesson, row, scope_kind=kind, state=state, is_pinned=bool(row.is_pinned))
+    try:
+        withdrawal = withdrawal_from_json(row.withdrawal)
+    except (ValueError, TypeError, LookupError):
+        _report_damage(row.id)
+        return None
+    return from_row(Lesson, row, scope_kind=kind, state=state, is_pinned=bool(row.is_pinned), withdrawal=withdrawal)
 
 
 @cache

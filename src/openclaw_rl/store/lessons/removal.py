@@ -8,7 +8,7 @@ from sqlalchemy import Connection, delete, exists, select
 
 from openclaw_rl.store import events, turn_states
 from openclaw_rl.store import schema as t
-from openclaw_rl.store.lessons import edited_wishes, lessons
+from openclaw_rl.store.lessons import edited_wishes, examinations, lessons
 from openclaw_rl.store.lessons.lessons import Lesson, LessonState
 from openclaw_rl.store.turns import PRACTICE_JUDGE, add_verdict, current_verdict
 from openclaw_rl.types import PolicyState, TurnState
@@ -27,6 +27,7 @@ def forget(conn: Connection, id: str, *, at: float) -> None:
     freed, newest = lessons.superseded_lessons(conn, id), dict[tuple[str, str, str], str]()
     turn_states.take_back(conn, _unpublished_practice(conn, id), _FORGOTTEN, at=at)
     conn.execute(delete(t.lessons).where(t.lessons.c.id == id))
+    examinations.clear_waiting(conn)
     for other in sorted(freed, key=lambda lesson: lesson.reinforced_at, reverse=True):
         rivals = other.scope_kind, other.scope_value, other.subject or other.id
         by = successor or newest.setdefault(rivals, other.id)
@@ -48,6 +49,7 @@ def replace_text(conn: Connection, id: str, text: str, *, topic: str = "", at: f
     turn_states.take_back(conn, _unpublished_practice(conn, id), _EDITED, at=at)
     edited_wishes.record_edit(conn, lesson, at=at)
     lessons.edit_text(conn, id, text, topic=topic, at=at)
+    examinations.clear_waiting(conn)
     return [] if topic in ("", lesson.topic) else _settle_edit(conn, lesson, topic, at=at)
 
 

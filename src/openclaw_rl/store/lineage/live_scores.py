@@ -6,6 +6,7 @@ policy that collapses would look like one that nobody talks to.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +14,11 @@ from sqlalchemy import ColumnElement, Connection, Select, func, literal_column, 
 
 from openclaw_rl.store import schema as t
 from openclaw_rl.store.behaviour.observations import BEHAVIOUR_JUDGE, is_signal
+from openclaw_rl.store.lessons.lessons import LessonState
 from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME, OwnerFilter, PolicyOwner, name_of_owner, owner_column
 from openclaw_rl.store.lineage.training_queue import ancestors
 from openclaw_rl.store.lineage.version_stats import untrusted_judges
+from openclaw_rl.store.rows import from_json
 from openclaw_rl.store.turn_states import DropReason
 from openclaw_rl.store.turns import VERDICT_PRECEDENCE
 from openclaw_rl.types import Kind
@@ -42,8 +45,8 @@ def newest_scores(
     """Return the newest scored main turns that `head` or an ancestor answered here, in the order of their verdicts.
 
     Only turns behind exchange number `after` count. Of several verdicts on a turn, the current one counts; those of an
-    untrusted judge and of signals from behaviour do not. At most `limit` turns. `owner`: only those of this agent, user
-    or key.
+    untrusted judge and of signals from behaviour do not, nor those of turns whose prompt had a lesson that is withdrawn
+    since: it may be why they did not satisfy. At most `limit` turns. `owner`: only those of this agent, user or key.
     """
     line, e = ancestors(head), t.exchanges.c
     answered = (
@@ -61,7 +64,20 @@ def newest_scores(
         .limit(limit)
     )
     found = [*_judged_turns(conn, answered), *_degenerate_turns(conn, answered)]
-    return [score for *_, score in sorted(found, key=lambda one: one[:2])][-limit:]
+    misled = _misled_turns(conn, [score.turn for *_, score in found])
+    scores = [score for *_, score in sorted(found, key=lambda one: one[:2]) if score.turn not in misled]
+    return scores[-limit:]
+
+
+def _misled_turns(conn: Connection, turns: Sequence[str]) -> set[str]:
+    """Return those of the turns whose prompt had a lesson that is withdrawn since."""
+    is_withdrawn = t.lessons.c.state == LessonState.WITHDRAWN.value
+    withdrawn = set(conn.execute(select(t.lessons.c.id).where(is_withdrawn)).scalars())
+    if not withdrawn or not turns:
+        return set()
+    query = select(t.turns.c.id, t.bodies.c.lessons).join(t.bodies, t.bodies.c.seq == t.turns.c.seq)
+    rows = conn.execute(query.where(t.bodies.c.lessons.is_not(None), t.turns.c.id.in_(turns)))
+    return {row.id for row in rows if not withdrawn.isdisjoint(from_json(row.lessons))}
 
 
 def _judged_turns(conn: Connection, answered: Select[Any]) -> list[_Placed]:

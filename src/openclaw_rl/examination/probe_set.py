@@ -13,6 +13,9 @@ from openclaw_rl.errors import ConfigError
 from openclaw_rl.settings.strict_yaml import read_yaml
 
 _SHIPPED = ASSETS / "evals" / "probes.yaml"
+_OF_LESSONS = ASSETS / "evals" / "lesson_probes.yaml"
+_TYPICAL_LESSONS = ASSETS / "evals" / "typical_lessons.yaml"
+_UNSPACED = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +28,14 @@ class Probe:
 
     def is_correct(self, reply: str) -> bool:
         """Return whether the reply has one of the answers."""
-        return any(re.search(rf"(?<!\w){re.escape(a)}(?!\w)", reply, re.IGNORECASE) for a in self.answers)
+        return any(_has_word(reply, answer) for answer in self.answers)
+
+
+def _has_word(reply: str, word: str) -> bool:
+    """Return whether the reply has a word of its own. Chinese and Japanese have no marks between words."""
+    if _UNSPACED.match(word):
+        return word in reply
+    return re.search(rf"(?<!\w){re.escape(word)}(?!\w)", reply, re.IGNORECASE) is not None
 
 
 def load_probes(path: str | None) -> list[Probe]:
@@ -38,6 +48,16 @@ def load_probes(path: str | None) -> list[Probe]:
     if not isinstance(table, list) or not table:
         raise ConfigError(f"gate.probes: {file}: expected a list of probes, each with question and answers")
     return [_read_probe(row, file, number) for number, row in enumerate(table, 1)]
+
+
+def load_lesson_probes() -> list[Probe]:
+    """Return the questions with which lessons are examined."""
+    return load_probes(str(_OF_LESSONS))
+
+
+def load_typical_lessons() -> list[str]:
+    """Return lessons as people give them, with which it is measured how many a base carries."""
+    return [str(text) for text in read_yaml(_TYPICAL_LESSONS.read_text(encoding="utf-8"))]
 
 
 def _read_probe(row: Any, file: Path, number: int) -> Probe:

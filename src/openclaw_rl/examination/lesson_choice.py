@@ -1,0 +1,113 @@
+"""Choice of the lessons that stand in a prompt, by what is known of them together. Pure.
+
+A set of lessons is known to be sound, known to cost correctness, or not examined yet. A set that costs is left by the
+lesson without which the others are sound. If there is no such lesson, the set is built again, one lesson at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from openclaw_rl.store.lessons.examinations import ExaminationResult, WithdrawalCode
+
+LessonSet = tuple[int, ...]
+"""Places of lessons in the prompt, ascending."""
+FindResult = Callable[[LessonSet], ExaminationResult | None]
+"""Returns what is known of a set; None if it was not examined."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """A lesson that leaves the prompt. `result`: of a set that is not sound with it; `beside`: the others in it."""
+
+    place: int
+    code: WithdrawalCode
+    result: ExaminationResult
+    beside: LessonSet = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LessonChoice:
+    """`chosen`: what stands in the prompt now; `missing`: the set to examine next, None if everything is decided."""
+
+    chosen: LessonSet
+    left_out: tuple[LeftOut, ...] = ()
+    missing: LessonSet | None = None
+
+
+def choose_lessons(leaving_order: Sequence[int], find_result: FindResult) -> LessonChoice:
+    """Return the choice among the lessons at these places, given in the order in which they leave the prompt.
+
+    Lessons that nobody has examined together stand in the prompt. Of a set that is known to cost correctness, only a
+    part does that is known to be sound.
+    """
+    everything: LessonSet = tuple(sorted(leaving_order))
+    if not everything:
+        return LessonChoice(chosen=())
+    whole = find_result(everything)
+    if whole is None:
+        return LessonChoice(chosen=everything, missing=everything)
+    if whole.is_sound:
+        return LessonChoice(chosen=everything)
+    if len(everything) == 1:
+        alone = LeftOut(place=everything[0], code=WithdrawalCode.ALONE, result=whole)
+        return LessonChoice(chosen=(), left_out=(alone,))
+    for place in leaving_order:
+        others = _without(everything, place)
+        result = find_result(others)
+        if result is None:
+            return LessonChoice(chosen=_known_part(leaving_order, find_result), missing=others)
+        if result.is_sound:
+            return _explain(others, [(place, whole, others)], find_result)
+    return _build(leaving_order, find_result)
+
+
+def _build(leaving_order: Sequence[int], find_result: FindResult) -> LessonChoice:
+    """Add one lesson after the other, the last one to leave first."""
+    chosen: LessonSet = ()
+    refused: list[tuple[int, ExaminationResult, LessonSet]] = []
+    for place in reversed(leaving_order):
+        together = tuple(sorted((*chosen, place)))
+        result = find_result(together)
+        if result is None:
+            return LessonChoice(chosen=chosen, missing=together)
+        if result.is_sound:
+            chosen = together
+        else:
+            refused.append((place, result, chosen))
+    return _explain(chosen, refused, find_result)
+
+
+def _explain(
+    chosen: LessonSet, refused: Sequence[tuple[int, ExaminationResult, LessonSet]], find_result: FindResult
+) -> LessonChoice:
+    """Return the choice with the reason of each refused lesson: (place, result of the set, the others in it).
+
+    Whether it costs correctness alone may have to be examined first.
+    """
+    left_out = []
+    for place, result, others in refused:
+        alone = result if not others else find_result((place,))
+        if alone is None:
+            return LessonChoice(chosen=chosen, missing=(place,))
+        if alone.is_sound:
+            left_out.append(LeftOut(place=place, code=WithdrawalCode.BESIDE_OTHERS, result=result, beside=others))
+        else:
+            left_out.append(LeftOut(place=place, code=WithdrawalCode.ALONE, result=alone))
+    return LessonChoice(chosen=chosen, left_out=tuple(left_out))
+
+
+def _known_part(leaving_order: Sequence[int], find_result: FindResult) -> LessonSet:
+    """Return the lessons that are known to be sound together, those that leave last first."""
+    chosen: LessonSet = ()
+    for place in reversed(leaving_order):
+        together = tuple(sorted((*chosen, place)))
+        result = find_result(together)
+        if result is not None and result.is_sound:
+            chosen = together
+    return chosen
+
+
+def _without(places: LessonSet, place: int) -> LessonSet:
+    return tuple(other for other in places if other != place)

@@ -1,0 +1,47 @@
+"""The questions with which lessons are examined: those that the base answers right without lessons. Pure.
+
+A base that knows few of the shipped answers is compared with its own answers. Of each one, the words count that are in
+no other answer and not in the question: a reply with one of them is about what was asked, and says the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from openclaw_rl.examination.probe_set import Probe
+
+MAX_QUESTIONS = 20
+"""Questions of one examination, at most."""
+MIN_KNOWN = 8
+"""Questions that the base has to answer right; if it knows fewer, its own answers are the reference."""
+ACCEPTED_LOSS = 0.05
+"""Share of the right answers that lessons may cost."""
+_WORDS = re.compile(r"\w+")
+
+
+def reference_probes(probes: Sequence[Probe], answers: Mapping[str, str]) -> list[Probe]:
+    """Return the questions that count, with the answers that are right. `answers`: of the base, by question."""
+    known = [probe for probe in probes if probe.is_correct(answers.get(probe.question, ""))]
+    if len(known) >= MIN_KNOWN:
+        return known[:MAX_QUESTIONS]
+    texts = {probe.question: answers.get(probe.question, "") for probe in probes}
+    frequency = Counter(word for text in texts.values() for word in _words(text))
+    own = []
+    for probe in probes:
+        asked = _words(probe.question)
+        words = [word for word in sorted(_words(texts[probe.question])) if frequency[word] == 1 and word not in asked]
+        if words:
+            own.append(replace(probe, answers=tuple(words)))
+    return own[:MAX_QUESTIONS]
+
+
+def accepted_losses(questions: int) -> int:
+    """Return how many of the right answers to so many questions may be lost."""
+    return max(1, int(ACCEPTED_LOSS * questions))
+
+
+def _words(text: str) -> set[str]:
+    return {word.casefold() for word in _WORDS.findall(text)}

@@ -1,0 +1,111 @@
+"""How a question stands in a prompt as people are served: with their lessons, system message and template variables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from typing import Any
+
+from sqlalchemy import Connection
+
+from openclaw_rl.common.message_hash import message_text
+from openclaw_rl.examination.lesson_choice import LessonSet, choose_lessons
+from openclaw_rl.render.hint import lessons_hint, with_hint
+from openclaw_rl.store.lessons import examinations
+from openclaw_rl.store.lessons.examinations import ExaminationResult, lesson_capacity
+from openclaw_rl.store.lessons.fitting import fitting_lessons
+from openclaw_rl.store.lessons.lessons import Lesson, LessonState, lessons_for
+from openclaw_rl.store.lessons.scopes import PromptContext
+from openclaw_rl.store.lineage.newest_turns import newest_exchanges
+from openclaw_rl.store.lineage.policy_names import OwnerFilter
+from openclaw_rl.store.rows import to_json
+from openclaw_rl.types import Exchange, Message, Request
+
+MAX_SYSTEM_CHARS = 2_000
+"""A longer system message is left out: it would be most of what every answer costs."""
+NEWEST_TURNS = 64
+"""Newest turns of a policy among which people are found."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedForm:
+    """The rest of a person's prompts, beside the question. `lessons`: their texts, in the order of the prompt."""
+
+    lessons: tuple[str, ...] = ()
+    system: Message | None = None
+    template: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a question stands in the prompt by itself."""
+        return not self.lessons and self.system is None and not self.template
+
+    @property
+    def name(self) -> str:
+        """A short digest, which differs for every other form."""
+        parts = to_json([self.lessons, self.system, dict(self.template)])
+        return blake2b(parts, digest_size=4).hexdigest()
+
+    def messages(self, question: str) -> list[Message]:
+        """Return the conversation that asks a question in this form."""
+        messages: list[Message] = [] if self.system is None else [self.system]
+        messages.append({"role": "user", "content": question})
+        if not self.lessons:
+            return messages
+        return with_hint(messages, lessons_hint(self.lessons), lambda message: False)
+
+
+def newest_forms(
+    conn: Connection, policy: str, *, owner: OwnerFilter | None, mode: str, identity: str, key: bytes, limit: int
+) -> list[ServedForm]:
+    """Return how the people who talked to a policy last are asked, newest first, without plain forms and repetitions.
+
+    `owner`: whose turns the policy answers. `mode`: `serve.lessons`. `identity`: of the base; `key`: of the digests of
+    lessons. At most `limit` people.
+    """
+    people: dict[tuple[str, str, str], Exchange] = {}
+    for exchange in newest_exchanges(conn, owner, NEWEST_TURNS):
+        request = exchange.request
+        people.setdefault((request.scope, request.agent, request.user), exchange)
+        if len(people) == limit:
+            break
+    forms = [_form_of(conn, policy, one.request, mode=mode, identity=identity, key=key) for one in people.values()]
+    return list({form.name: form for form in forms if not form.is_plain}.values())
+
+
+def _form_of(conn: Connection, policy: str, request: Request, *, mode: str, identity: str, key: bytes) -> ServedForm:
+    first = request.messages[0] if request.messages else None
+    is_system = first is not None and first.get("role") in ("system", "developer")
+    system = first if is_system and first is not None and len(message_text(first)) <= MAX_SYSTEM_CHARS else None
+    form = ServedForm(system=system, template=request.template)
+    if mode == "off":
+        return form
+    context = PromptContext(policy=policy, key=request.scope, agent=request.agent, user=request.user)
+    return replace(form, lessons=_lessons_in_force(conn, context, mode=mode, identity=identity, key=key))
+
+
+def _lessons_in_force(
+    conn: Connection, context: PromptContext, *, mode: str, identity: str, key: bytes
+) -> tuple[str, ...]:
+    """Return the texts of the general lessons in a person's prompts."""
+    states = tuple(state for state in LessonState if state is not LessonState.SUPERSEDED)
+    wanted = [one for one in lessons_for(conn, context, states=states) if one.is_examined and _is_served(one, mode)]
+    fitting = fitting_lessons(wanted, capacity=lesson_capacity(conn, identity))
+    newest = max((lesson.reinforced_at for lesson in fitting), default=0.0)
+
+    def order(place: int) -> tuple[bool, float]:
+        return fitting[place].is_pinned, fitting[place].weight_at(newest)
+
+    def find_result(places: LessonSet) -> ExaminationResult | None:
+        digest = examinations.lessons_digest([fitting[place].text for place in places], identity, key)
+        return examinations.find_result(conn, digest, policy=context.policy)
+
+    choice = choose_lessons(sorted(range(len(fitting)), key=order), find_result)
+    return tuple(lesson.text for place, lesson in enumerate(fitting) if lesson.is_pinned or place in choice.chosen)
+
+
+def _is_served(lesson: Lesson, mode: str) -> bool:
+    if lesson.is_pinned or lesson.state is LessonState.ACTIVE:
+        return True
+    return lesson.state is LessonState.LEARNED and mode == "always"
