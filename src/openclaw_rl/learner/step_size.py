@@ -10,7 +10,7 @@ _GROWTH = 2.0
 
 
 class StepKind(StrEnum):
-    """What a step is taken on. Each kind has its own bound, and so its own size."""
+    """The samples of a step: turns of people, or practice. Each kind has its own bound, and so its own size."""
 
     TURNS = "turns"
     PRACTICE = "practice"

@@ -161,6 +161,11 @@ class SubprocessSystem:
         """Whether lessons are practised: the setting is on, and the method has a teacher."""
         return self.config.practice.enabled and make_method(self.config.train).uses_hints
 
+    def lesson_texts(self) -> list[str]:
+        """Return the texts of all lessons."""
+        with Store.open(self.config.store_path, create=False) as store, store.read() as conn:
+            return [lesson.text for lesson in lessons.list_lessons(conn)]
+
     def wait_for_practice(self, timeout: float, seen: Callable[[str], None] = lambda note: None) -> list[str]:
         """Wait until the weights follow all lessons, at most `timeout` seconds. Return the texts of those learned.
 

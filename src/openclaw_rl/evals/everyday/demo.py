@@ -27,8 +27,6 @@ from openclaw_rl.evals.cli_args import LARGEST_SEED, bounded_int, exit_on_error
 from openclaw_rl.evals.everyday.person import MAX_TOKENS, TEMPERATURE, EverydayPerson, held_out_prompts
 from openclaw_rl.evals.everyday.tastes import EVERYDAY_TASTES, EverydayTaste
 from openclaw_rl.evals.user_driver import SIDE_TRAFFIC
-from openclaw_rl.store.db import Store
-from openclaw_rl.store.lessons import lessons
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_config
 
 MEASURED_QUESTIONS = 32
@@ -40,7 +38,7 @@ _SHOWN_CHARS = 160
 
 @dataclass(slots=True, kw_only=True)
 class EverydayTalk:
-    """What was said: whether each reply was liked, and the version that gave it."""
+    """The course of a conversation: whether each reply was liked, and the version that gave it."""
 
     liked: list[bool] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
@@ -127,9 +125,7 @@ class EverydayDemo:
         self._console.print(Text.assemble((f"  {speaker:>5}  ", "dim"), (cut, style)), soft_wrap=True)
 
     def _show_new_lessons(self) -> None:
-        with Store.open(self._system.config.store_path, create=False) as store, store.read() as conn:
-            found = [lesson.text for lesson in lessons.list_lessons(conn)]
-        for text in found:
+        for text in self._system.lesson_texts():
             if text not in self._noted:
                 self._noted.add(text)
                 self._console.print(Text(f"         noted: {text}", "green"))

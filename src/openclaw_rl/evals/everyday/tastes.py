@@ -1,4 +1,4 @@
-"""What a simulated person likes in a reply of any model: five tastes, each decided by a program."""
+"""The tastes of a simulated person in the replies of any model: five of them, each decided by a program."""
 
 from __future__ import annotations
 
