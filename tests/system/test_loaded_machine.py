@@ -12,6 +12,7 @@ import pytest
 from benchmarks.loaded_hour import busy_processes, read_accounts, read_crashes
 from tests.system.test_parked import talk, wait_for
 
+from openclaw_rl.common.progress import WorkKind
 from openclaw_rl.settings.load import Config
 from openclaw_rl.store import heartbeats
 from openclaw_rl.store.db import Store
@@ -135,6 +136,32 @@ def test_what_really_hangs_is_found_and_named(tmp_path: Path) -> None:
             assert f"({function})" in log
             recover()
         assert all(worker == "train" for worker, _ in read_crashes(config))
+
+
+def test_kills_from_outside_reject_no_version(tmp_path: Path) -> None:
+    """As by a system whose memory runs out: the batch that was in work twice is trained on as a whole."""
+    mode, loss = tmp_path / "mode", tmp_path / "loss.py"
+    mode.write_text("deadlock")
+    loss.write_text(LOSS.format(mode=str(mode)))
+    settings = SETTINGS | {"train.loss.path": str(loss), "run.heartbeat_timeout": 120.0}
+    config = scratch_config(tmp_path / "home", settings)
+
+    def pid_in_loss() -> int | None:
+        with Store.open(config.store_path) as store, store.read() as conn:
+            beats = heartbeats.read_heartbeats(conn)
+        is_in_loss = (beat.pid for beat in beats if beat.activity is not None and beat.activity.kind is WorkKind.LOSS)
+        return next(is_in_loss, None)
+
+    with SubprocessSystem(config) as system:
+        talk(system)
+        talk(system)
+        first = wait_for(pid_in_loss)
+        os.kill(first, signal.SIGKILL)
+        wait_for(lambda: pid_in_loss() not in (None, first))
+        mode.write_text("train")
+        os.kill(pid_of(config, "train"), signal.SIGKILL)
+        wait_for(lambda: all_trained(config))
+        assert "rejected" not in {state for _, state, _, _ in read_accounts(config).versions}
 
 
 @pytest.mark.parametrize("worker", ["collect", "judge"])
