@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +51,7 @@ def make_method(name: str, into: str) -> None:
 )
 @click.option("--policy", metavar="VERSION", help="Score this version of the home: a number, head or base.")
 @click.option("--against", metavar="VERSION", help="Compare it with this version on the same tasks.")
+@click.option("--with-lessons", is_flag=True, help="Ask with the lessons of the home in the prompt, as people are.")
 @click.option("--seeds", type=click.IntRange(min=1), default=1, help="Samples of each task. [default: a greedy reply]")
 @click.option("--num", type=click.IntRange(min=1), help="Maximum number of tasks of each kind. [default: all]")
 @click.option(
@@ -71,6 +73,7 @@ def run_evaluation(
     out: str | None,
     report: str | None,
     as_json: bool,
+    with_lessons: bool,
     yes: bool,
     seeds: int,
     num: int | None,
@@ -94,6 +97,8 @@ def run_evaluation(
     from openclaw_rl.supervisor.supervisor import SERVING_WORKERS
 
     _check_evaluation(policy, against, report, person_url, person_model)
+    if with_lessons and policy is None:
+        raise click.UsageError("--with-lessons needs --policy: a checkpoint alone has no lessons")
     config = load_config(**options, strict=True)
     if out:
         prepare_file(Path(out))
@@ -107,6 +112,7 @@ def run_evaluation(
         )
     person = PersonEndpoint(url=person_url, model=person_model) if person_url else None
     plan = EvalPlan(kinds=names.split(","), num=num, max_tokens=max_tokens, seeds=seeds, person=person)
+    plan = replace(plan, with_lessons=with_lessons)
     if policy is None:
         require_consent(config, SERVING_WORKERS, yes=yes)
     else:

@@ -86,7 +86,7 @@ class EvalPlan:
     """Settings of an evaluation. `num`: maximum number of tasks per kind; `max_tokens`: limit of every reply.
 
     `seeds`: samples of each task at temperature 1; 1: one greedy reply. `person`: the model that simulates the people
-    of the personal tasks; None: rules.
+    of the personal tasks; None: rules. `with_lessons`: whether the prompts have the lessons of the home's key.
     """
 
     kinds: Sequence[str]
@@ -94,6 +94,7 @@ class EvalPlan:
     max_tokens: int | None = None
     seeds: int = 1
     person: PersonEndpoint | None = None
+    with_lessons: bool = False
 
     def select_tasks(self) -> list[tuple[str, EvalTask]]:
         """Return (kind, task) pairs. Raises `ConfigError` for an unknown kind."""
@@ -159,16 +160,23 @@ def _evaluate_served(
             asyncio.run(check_versions(access, names))
             return [
                 EvalResult(
-                    model=name, kinds=kinds, tasks=asyncio.run(_ask_and_score(access, name, tasks, graders, show))
+                    model=f"{name} with lessons" if plan.with_lessons else name,
+                    kinds=kinds,
+                    tasks=asyncio.run(_ask_and_score(access, name, plan, tasks, graders, show)),
                 )
                 for name in names
             ]
 
 
 async def _ask_and_score(
-    access: GatewayAccess, name: str, tasks: Sequence[tuple[str, EvalTask]], graders: GraderFactory, show: ShowProgress
+    access: GatewayAccess,
+    name: str,
+    plan: EvalPlan,
+    tasks: Sequence[tuple[str, EvalTask]],
+    graders: GraderFactory,
+    show: ShowProgress,
 ) -> list[TaskScore]:
-    async with open_session(access) as session, graders.open_graders() as opened:
+    async with open_session(access, with_lessons=plan.with_lessons) as session, graders.open_graders() as opened:
         return await score_tasks(lambda task: request_reply(session, name, task), tasks, opened, show)
 
 

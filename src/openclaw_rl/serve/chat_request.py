@@ -50,6 +50,7 @@ class ChatRequest:
     session: str | None = None
     kind: Kind | None = None
     session_done: bool = False
+    with_lessons: bool = False  # also where a request for one version and a side call get none
     size: int = 0  # bytes of the body
     raw: Sequence[bytes] = ()
     raw_tools: bytes = b""

@@ -33,6 +33,8 @@ from openclaw_rl.serve.request_body import decode_body
 
 log = logging.getLogger(__name__)
 
+WITH_LESSONS_HEADER = "X-With-Lessons"
+"""Request header of an evaluation that asks one version as people are served."""
 _TRUE_VALUES = frozenset({"1", "true", "yes", "on"})
 
 
@@ -191,6 +193,8 @@ def _apply_headers(ask: ChatRequest, request: web.Request) -> ChatRequest:
             changes[field] = check_id_length(_decode_header(value), name)
     if kind := read_kind(headers.get("X-Turn-Type"), "X-Turn-Type"):
         changes["kind"] = kind
+    if lessons := headers.get(WITH_LESSONS_HEADER):
+        changes["with_lessons"] = lessons.strip().lower() in _TRUE_VALUES
     if done := headers.get("X-Session-Done"):
         changes["session_done"] = done.strip().lower() in _TRUE_VALUES
     return replace(ask, **changes) if changes else ask

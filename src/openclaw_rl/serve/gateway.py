@@ -269,13 +269,14 @@ class Gateway:
     ) -> BuiltPrompt:
         """Build the prompt with the lessons for it. `model`: a request for one version gets none, nor do side calls.
 
-        A prompt that has no space for the lessons is built without them. `has_lessons`: False in episodes.
+        An evaluation may ask for them. A prompt that has no space for the lessons is built without them. `has_lessons`:
+        False in episodes.
         """
         if len(ask.messages) > limit:  # in every template a message takes at least one token
             raise PromptTooLong(len(ask.messages), limit, is_minimum=True)
         try:
-            is_pinned = model.startswith(f"{self.config.model.name}@")
-            if not has_lessons or self.config.serve.lessons == "off" or is_pinned or ask.kind is Kind.SIDE:
+            is_alone = ask.kind is Kind.SIDE or model.startswith(f"{self.config.model.name}@")
+            if not has_lessons or self.config.serve.lessons == "off" or (is_alone and not ask.with_lessons):
                 return await self.prompt_builder.build_prompt(ask, scope, limit)
             return await self._build_with_lessons(ask, scope, limit)
         except RecursionError:

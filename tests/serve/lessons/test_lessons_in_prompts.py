@@ -58,6 +58,16 @@ def test_the_next_prompt_has_the_lessons_and_the_stored_messages_do_not(site: Si
     assert "X-OpenClaw-Lessons" not in ask(site, [USER], model=f"{site.config.model.name}@0")[0].headers
 
 
+def test_an_evaluation_may_ask_one_version_as_people_are_served(site: Site) -> None:
+    know(site, SHORT)
+    side = {"X-Turn-Type": "side", "X-With-Lessons": "true"}
+    answer, exchange = ask(site, [USER], model=f"{site.config.model.name}@0", headers=side)
+    assert answer.headers["X-OpenClaw-Lessons"] == "aa"
+    assert HINT in prompt_text(site, exchange)
+    plain = ask(site, [USER], model=f"{site.config.model.name}@0", headers={"X-Turn-Type": "side"})[0]
+    assert "X-OpenClaw-Lessons" not in plain.headers
+
+
 def test_the_history_does_not_carry_a_lesson_and_the_cached_beginning_stays(site: Site) -> None:
     know(site, SHORT)
     first = [{"role": "system", "content": "You are an assistant. " * 20}, USER]

@@ -83,9 +83,14 @@ def on_free_port(config: Config) -> Config:
     return config.model_copy(update={"serve": serve, "data": type(config.data)()})
 
 
-def open_session(access: GatewayAccess) -> aiohttp.ClientSession:
-    """Return a client whose requests are side traffic."""
+def open_session(access: GatewayAccess, *, with_lessons: bool = False) -> aiohttp.ClientSession:
+    """Return a client whose requests are side traffic.
+
+    `with_lessons`: whether the prompts have the lessons of the key, as people are served.
+    """
     headers = {"Authorization": f"Bearer {access.key}", "X-Turn-Type": "side"}
+    if with_lessons:
+        headers["X-With-Lessons"] = "true"
     return aiohttp.ClientSession(access.url, headers=headers, timeout=aiohttp.ClientTimeout(total=_REPLY_TIMEOUT))
 
 
