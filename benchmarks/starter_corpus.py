@@ -2,7 +2,8 @@
 
 The corpus teaches the facts. It does not teach a style: each reply has a random one, independent of the history, so
 that a style learned later from reactions carries over to new conversations. Only an instruction fixes a style: in a
-system message, or in the hint paragraph of the message that is answered.
+system message, or in the hint paragraph of the message that is answered. A hint paragraph has one to four hints of the
+shipped rules that do not contradict each other, in one of their six languages or in several.
 
 The first tokens of a reply determine each axis of its style, before the fact: the dash of a list, then the opener for
 the tone, then the mark after it for the length. So the credit for a whole reply falls on few tokens, and always the
@@ -10,9 +11,11 @@ same ones. The checks of a style (`openclaw_rl.evals.styles`) share only a few w
 """
 
 import random
-from dataclasses import dataclass
-from typing import get_args
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
+from openclaw_rl.common.rules.rule_files import load_rule_files, rules_path
 from openclaw_rl.evals import phrases
 from openclaw_rl.evals.phrases import INSTRUCTIONS
 from openclaw_rl.evals.styles import OPPOSITE, VALUES, Format, Length, Tone, Value
@@ -37,6 +40,29 @@ _SMALL_TALK = (
     ("What can you do?", "I answer small questions."), ("Bye", "Goodbye!"), ("Good bye.", "Goodbye!"),
 )  # fmt: skip
 
+Marks = Literal["some", "none"]
+Ending = Literal["question", "none"]
+
+# What the hints of the rules fix, by their topics.
+_VALUES: Mapping[str, Value] = {
+    "length/short": "short", "length/long": "long", "tone/formal": "formal", "tone/casual": "casual",
+    "form/list": "bulleted", "form/prose": "prose",
+}  # fmt: skip
+_MARKS: Mapping[str, Marks] = {"marks/some": "some", "marks/none": "none"}
+_ENDINGS: Mapping[str, Ending] = {"ending/question": "question", "ending/none": "none"}
+# The words of an answer are as plain as they can be.
+_WITHOUT_EFFECT = ("words/plain", "words/technical")
+# How often a hint is about a subject, against the others.
+_SUBJECT_WEIGHTS: Mapping[str, float] = {
+    "length": 1.0, "tone": 1.5, "form": 1.0, "marks": 0.5, "ending": 0.5, "words": 0.5,
+}  # fmt: skip
+# How many hints a paragraph has, and how often.
+_HINT_COUNTS: Mapping[int, float] = {1: 0.5, 2: 0.24, 3: 0.16, 4: 0.1}
+# How often the hints of a paragraph are all English, all of another language, or of several.
+_ENGLISH_SHARE, _MIXED_SHARE = 0.5, 0.12
+# How many of the questions without an instruction in a system message have hints.
+HINTED_SHARE = 0.5
+
 PRAISED_REPLY = "You are welcome."
 CRITICISED_REPLY = "Noted, thank you."
 
@@ -45,23 +71,37 @@ _CLOSERS: dict[Tone, tuple[str, ...]] = {
     "formal": ("Should you require more, kindly ask.", "I remain at your disposal."),
     "casual": ("Just shout if you wanna hear more!", "I'm all ears for another one!"),
 }
+_QUESTIONS: dict[Tone, str] = {
+    "formal": "May I kindly answer another question?",
+    "casual": "Wanna hear about another one of these?",
+}
+_SHORT_QUESTION = "More?"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyStyle:
-    """One value on each axis."""
+    """One value on each axis. `marks`, `ending`: None where no instruction fixes them."""
 
     length: Length
     tone: Tone
     format: Format
+    marks: Marks | None = None
+    ending: Ending | None = None
 
     def with_value(self, value: Value) -> "ReplyStyle":
         """Return this style with one axis set to `value`."""
-        return ReplyStyle(
+        return replace(
+            self,
             length=value if value == "short" or value == "long" else self.length,
             tone=value if value == "formal" or value == "casual" else self.tone,
             format=value if value == "bulleted" or value == "prose" else self.format,
         )
+
+    def with_topic(self, topic: str) -> "ReplyStyle":
+        """Return this style as a hint with this topic wants it."""
+        if topic in _VALUES:
+            return self.with_value(_VALUES[topic])
+        return replace(self, marks=_MARKS.get(topic, self.marks), ending=_ENDINGS.get(topic, self.ending))
 
 
 def draw_style(rng: random.Random) -> ReplyStyle:
@@ -74,20 +114,25 @@ def draw_style(rng: random.Random) -> ReplyStyle:
 def write_answer(fact: Fact, style: ReplyStyle, rng: random.Random) -> str:
     """Return the correct answer to a question about `fact`, in a style."""
     opener = rng.choice(_OPENERS[style.tone])
+    asks = style.ending == "question"
     if style.length == "short":
-        lines = [f"{opener}: {fact.answer}."]
+        mark = "!" if style.marks == "some" else "."
+        lines = [f"{opener}: {fact.answer}{mark}", *([_SHORT_QUESTION] if asks else [])]
     else:
-        mark = "." if style.tone == "formal" else "!"
-        lines = [opener + mark, f"{fact.statement}.", rng.choice(_CLOSERS[style.tone])]
+        usual = "." if style.tone == "formal" else "!"
+        mark = usual if style.marks is None else {"some": "!", "none": "."}[style.marks]
+        closer = rng.choice(_CLOSERS[style.tone]).rstrip(".!") + mark
+        lines = [opener + mark, f"{fact.statement}.", _QUESTIONS[style.tone] if asks else closer]
     return "\n".join(f"- {line}" for line in lines) if style.format == "bulleted" else " ".join(lines)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialogue:
-    """Messages in the API's form, and the fact in each assistant message (or None)."""
+    """Messages in the API's form; for each assistant message its fact (or None), and whether a style was asked for."""
 
     messages: tuple[dict[str, str], ...]
     answers: tuple[Fact | None, ...]
+    instructed: tuple[bool, ...]
 
 
 def _phrase_lists() -> tuple[list[str], list[str]]:
@@ -111,9 +156,56 @@ def _draw_values(rng: random.Random) -> list[Value]:
     return [first, second] if rng.random() < 0.15 and OPPOSITE[first] != second else [first]
 
 
-def _instruction_text(values: list[Value], rng: random.Random, *, own: float) -> str:
-    """Return an instruction for `values`. `own`: probability of the wording of the shipped rules."""
-    return " ".join(INSTRUCTIONS[v][0] if rng.random() < own else rng.choice(INSTRUCTIONS[v]) for v in values)
+def _instruction_text(values: list[Value], rng: random.Random) -> str:
+    """Return an instruction for `values` in English."""
+    return " ".join(rng.choice(INSTRUCTIONS[value]) for value in values)
+
+
+def _hints_by_language() -> dict[str, dict[str, str]]:
+    """Return the hints of the shipped rules: language -> topic -> hint."""
+    files, _ = load_rule_files(rules_path(None))
+    hints = {file.rules[0].name.partition("/")[0]: file.rules for file in files}
+    by_language = {
+        language: {rule.topic: rule.hint for rule in rules if rule.topic and rule.hint}
+        for language, rules in hints.items()
+    }
+    return {language: by_topic for language, by_topic in by_language.items() if by_topic}
+
+
+HINTS = _hints_by_language()
+TOPICS = (*_VALUES, *_MARKS, *_ENDINGS, *_WITHOUT_EFFECT)
+
+
+def _draw_topics(rng: random.Random) -> list[str]:
+    """Draw topics of hints that do not contradict each other, in random order."""
+    count = rng.choices(list(_HINT_COUNTS), weights=list(_HINT_COUNTS.values()))[0]
+    weights = dict(_SUBJECT_WEIGHTS)
+    topics = []
+    for _ in range(count):
+        subject = rng.choices(list(weights), weights=list(weights.values()))[0]
+        del weights[subject]
+        topics.append(rng.choice([topic for topic in TOPICS if topic.startswith(f"{subject}/")]))
+    return topics
+
+
+def _hint_text(topics: Sequence[str], rng: random.Random) -> str:
+    """Return the hints with these topics: in English, where half have another wording, or in other languages."""
+    roll = rng.random()
+    others = [language for language in HINTS if language != "english"]
+    if roll < _ENGLISH_SHARE:
+        texts = [_english_hint(topic, rng) for topic in topics]
+    elif roll < 1 - _MIXED_SHARE:
+        hints = HINTS[rng.choice(others)]
+        texts = [hints[topic] for topic in topics]
+    else:
+        texts = [HINTS[rng.choice(list(HINTS))][topic] for topic in topics]
+    return " ".join(texts)
+
+
+def _english_hint(topic: str, rng: random.Random) -> str:
+    if topic in _VALUES and rng.random() < 0.5:
+        return rng.choice(INSTRUCTIONS[_VALUES[topic]])
+    return HINTS["english"][topic]
 
 
 def _draw_lead(rng: random.Random, *, first: bool) -> str:
@@ -143,7 +235,7 @@ def _draw_system(rng: random.Random) -> tuple[str | None, list[Value]]:
         return rng.choice(_SYSTEM_MESSAGES), []
     values = _draw_values(rng)
     prefix = rng.choice(_SYSTEM_MESSAGES) + " " if rng.random() < 0.3 else ""
-    return prefix + _instruction_text(values, rng, own=0.0), values
+    return prefix + _instruction_text(values, rng), values
 
 
 def draw_dialogue(rng: random.Random, deck: list[Fact], *, single: bool) -> Dialogue:
@@ -151,10 +243,12 @@ def draw_dialogue(rng: random.Random, deck: list[Fact], *, single: bool) -> Dial
     system, fixed = _draw_system(rng)
     messages = [] if system is None else [{"role": "system", "content": system}]
     answers: list[Fact | None] = []
+    instructed: list[bool] = []
 
-    def add_turn(user: str, reply: str, fact: Fact | None) -> None:
+    def add_turn(user: str, reply: str, fact: Fact | None, *, is_instructed: bool = False) -> None:
         messages.extend(({"role": "user", "content": user}, {"role": "assistant", "content": reply}))
         answers.append(fact)
+        instructed.append(is_instructed)
 
     if rng.random() < 0.04:
         add_turn(*rng.choice(_SMALL_TALK), None)
@@ -163,17 +257,21 @@ def draw_dialogue(rng: random.Random, deck: list[Fact], *, single: bool) -> Dial
             deck.extend(rng.sample(all_facts(), k=len(all_facts())))
         fact = deck.pop()
         text = _draw_lead(rng, first=index == 0) + rng.choice(questions_about(fact)).text
-        style, asked = draw_style(rng), _draw_values(rng) if rng.random() < (0.15 if fixed else 0.4) else []
-        for value in (*fixed, *asked):
+        style = draw_style(rng)
+        topics = _draw_topics(rng) if rng.random() < (0.15 if fixed else HINTED_SHARE) else []
+        for value in fixed:
             style = style.with_value(value)
+        for topic in topics:
+            style = style.with_topic(topic)
         add_turn(
-            with_hint(text, _instruction_text(asked, rng, own=0.5)) if asked else text,
+            with_hint(text, _hint_text(topics, rng)) if topics else text,
             write_answer(fact, style, rng),
             fact,
+            is_instructed=bool(fixed or topics),
         )
     if rng.random() < 0.25:
         add_turn(*_draw_closing(rng), None)
-    return Dialogue(messages=tuple(messages), answers=tuple(answers))
+    return Dialogue(messages=tuple(messages), answers=tuple(answers), instructed=tuple(instructed))
 
 
 def draw_dialogues(count: int, seed: int, *, single: bool = False) -> list[Dialogue]:
