@@ -180,8 +180,8 @@ def test_engine_and_trainer_agree_on_log_probabilities(talk: Talk) -> None:
     """The trainer's forward pass over the replies that the engine sampled, before the step."""
     with talk.store.read() as conn:
         (first,) = policies.get_many(conn, [1])
-    assert first.metrics["gap/engine"] < 1e-3, "nats per token"
-    assert first.metrics["gap/engine/tokens"] > 8
+    assert first.metrics["gap/embedded"] < 1e-3, "nats per token"
+    assert first.metrics["gap/embedded/tokens"] > 8
     assert first.metrics["gap/max"] < 1e-2
 
 

@@ -123,7 +123,7 @@ def test_honest_scores_pass_the_gate(walk: Walk, store: Store) -> None:
         assert sorted(turns_of_version(store, version)) == sorted(turns)
         metrics = version_of(store, version).metrics
         assert metrics["kl/step"] > 0
-        assert metrics["gap/engine"] < 1e-3, "nats per token between the engine and the trainer"
+        assert metrics["gap/embedded"] < 1e-3, "nats per token between the engine and the trainer"
 
 
 def test_a_batch_that_says_the_opposite_is_refused_whole_and_turn_by_turn(walk: Walk, store: Store) -> None:
