@@ -1,13 +1,13 @@
 """Scores, the gate and an undo on SmolLM2, in one process: gateway, collector, judge, trainer and engine are real.
 
-The person likes right answers. Then a batch says the opposite of them, and the gate refuses it. Then one of the honest
-turns is undone.
+A batch of replies is liked twice. Then the same answers are disliked, which contradicts what was learned: the gate
+refuses the batch. Then one of the liked turns is undone.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from openclaw_rl.train.undo import apply_undo, check_safe_files, select_turns
 from openclaw_rl.types import FinishReason, Policy, PolicyState
 
 MAX_TOKENS = 24
+TEMPERATURE = 0.3
 BATCH = 4
 SETTINGS: Mapping[str, Any] = {
     "practice.enabled": False,
@@ -51,37 +52,34 @@ class Walk:
     heads: list[int] = field(default_factory=list)
 
 
-class Person:
-    """Asks the closed questions one after the other, each in a conversation of its own."""
+async def score_batch(rooms: Rooms, score: int) -> list[str]:
+    """Ask closed questions, each in a conversation of its own, and score the replies that ended by themselves.
 
-    def __init__(self, rooms: Rooms) -> None:
-        self._rooms = rooms
-        self._questions = iter(closed_questions())
-
-    async def score_batch(self, score: int) -> list[str]:
-        """Score a batch of replies that ended within their limit. Returns their turns."""
-        scored: list[str] = []
-        while len(scored) < BATCH:
-            messages = [{"role": "user", "content": next(self._questions).question}]
-            reply = await self._rooms.say(messages, seed=len(scored))
-            with self._rooms.read_store() as conn:
-                exchange = exchanges.get(conn, reply.id)
-            assert exchange is not None
-            assert exchange.reply is not None
-            if exchange.reply.finish_reason is FinishReason.STOP:
-                self._rooms.give_feedback(reply.id, score=score)
-                scored.append(reply.id)
-        return scored
+    Returns the turns of one batch. A reply that was cut at its limit teaches nothing by a score.
+    """
+    scored: list[str] = []
+    for one in closed_questions():
+        messages = [{"role": "user", "content": one.question}]
+        reply = await rooms.say(messages, seed=0, temperature=TEMPERATURE)
+        with rooms.read_store() as conn:
+            exchange = exchanges.get(conn, reply.id)
+        assert exchange is not None
+        assert exchange.reply is not None
+        if exchange.reply.finish_reason is FinishReason.STOP:
+            rooms.give_feedback(reply.id, score=score)
+            scored.append(reply.id)
+        if len(scored) == BATCH:
+            return scored
+    raise AssertionError(f"only {len(scored)} replies ended within {MAX_TOKENS} tokens")
 
 
 async def take_walk(config: Config) -> Walk:
     walk = Walk(config=config)
     async with Rooms(config, max_tokens=MAX_TOKENS) as rooms:
-        person = Person(rooms)
         for _ in range(2):
-            walk.honest.append(await person.score_batch(1))
+            walk.honest.append(await score_batch(rooms, 1))
             walk.heads.append(await rooms.settle())
-        walk.poisoned = await person.score_batch(-1)
+        walk.poisoned = await score_batch(rooms, -1)
         walk.heads.append(await rooms.settle())
         walk.undone = walk.honest[1][0]
         with Store.open(config.store_path, create=False) as store:
@@ -150,9 +148,7 @@ def test_after_the_undo_of_a_turn_the_version_is_the_one_without_it_to_the_bit(
     parent = version_of(store, 1)
     config, method = walk.config, make_method(walk.config.train)
     files = ModelFiles.from_config(config.model)
-    builder = SampleBuilder(
-        renderer=Renderer(files), transient=EphemeralMatcher([]), signal=method, max_staleness=64
-    )
+    builder = SampleBuilder(renderer=Renderer(files), transient=EphemeralMatcher([]), signal=method, max_staleness=64)
     with store.read() as conn:
         items = retraining.repeatable_turns(conn, rest)
     reference = LocalTrainer(str(files.folder), method, config.train, config.model)

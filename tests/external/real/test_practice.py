@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from statistics import mean
 from typing import Any
 
@@ -13,10 +12,8 @@ from benchmarks.in_process import Rooms
 
 from openclaw_rl.settings.load import Config, from_flat
 from openclaw_rl.store.db import Store
-from openclaw_rl.store.lessons import lessons, practice_turns
+from openclaw_rl.store.lessons import lessons
 from openclaw_rl.store.lessons.lessons import Lesson
-from openclaw_rl.store.lineage import policies
-from openclaw_rl.types import Origin, PolicyState
 
 MAX_TOKENS = 24
 COMPLAINT = "Too long. Keep it short, please."
@@ -71,6 +68,5 @@ def test_the_missing_share_of_the_effect_falls(store: Store) -> None:
     assert lesson.text == "Keep answers short."
     with store.read() as conn:
         shares = [share for _, share in lessons.divergences_of(conn, lesson.id)]
-    print(shares)
     assert len(shares) == STEPS
-    assert mean(shares[-2:]) < mean(shares[:2])
+    assert mean(shares[-2:]) < mean(shares[:2]), f"share of the lesson's effect that is missing: {shares}"
