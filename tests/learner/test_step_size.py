@@ -57,11 +57,11 @@ def test_a_step_of_practice_has_a_bound_of_its_own(trainer: Make, draw: Draw, tm
     hinted = draw(made, 0, reward=None, hinted_prompts=(np.array([5, 6, 7], np.int32),))
     practice = [replace(sample, guidance=1.0) for sample in hinted]
     first = made.step(practice, str(tmp_path / "first")).metrics
-    assert first["kl/step"] <= 0.0005 == first["step/bound"]
+    assert first["kl/step"] <= 0.0005
     assert first["step/scale"] < 1
     turns = made.step(draw(made, 1), str(tmp_path / "turns")).metrics
     assert turns["learning_rate"] == 3e-2
-    assert turns["step/bound"] == 0.002
+    assert 0.0005 < turns["kl/step"] <= 0.002
     refused = rejection_reason(first | {"kl/step": 0.001}, train_settings({"safety.max_practice_kl": 0.0005}))
     assert "above train.safety.max_practice_kl 0.0005" in str(refused)
 

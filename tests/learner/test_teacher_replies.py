@@ -77,18 +77,6 @@ def test_the_loss_is_the_forward_kl_on_the_teachers_replies(
     assert own == pytest.approx(without.metrics["loss/total"] * lengths[0] / lengths[1], rel=1e-4)
 
 
-def test_the_divergence_of_a_turn(trainer: Make, draw: Draw, reference: ModuleType, tmp_path: Path) -> None:
-    """Mean KL(policy || teacher) per trainable token before the step, over the policy's likeliest tokens."""
-    made = trainer("opd", **WIDE, topk=TOP)
-    batch = mixed_batch(made, draw)
-    rows = [(distributions(made, s.prompt_ids, s), distributions(made, s.hinted_prompts[0], s)) for s in batch]
-    found = made.step(batch, str(tmp_path / "out")).divergence
-    assert found.keys() == {s.turn for s in batch}
-    for s, (plain, told) in zip(batch, rows, strict=True):
-        values = [top_divergence(reference, plain[t], told[t], "reverse", plain[t]) for t in np.flatnonzero(s.mask)]
-        assert found[s.turn] == pytest.approx(np.mean(values), rel=1e-4)
-
-
 def test_the_entropy_beside_that_of_the_teacher(trainer: Make, draw: Draw, tmp_path: Path) -> None:
     """Means per trainable token of the policy's own replies; a batch without the teacher's replies has none."""
     made = trainer("opd", **WIDE, topk=TOP, learning_rate=5e-2)
@@ -183,7 +171,7 @@ def test_a_sure_policy_comes_back_by_the_teachers_replies_alone(trainer: Make, f
     wide = {"max_gap": 9.0, "max_batch_gap": 9.0, "max_step_kl": 0.1, "kl_coef": 0.0, "clip_grad": 10.0}
     policy = OneToken(trainer("opd", four, **wide, learning_rate=2e-2, lora={"rank": 4}, topk=3), tmp_path)
     first, second = policy.hints
-    assert policy.follow(first, 40, teacher=4) > 0.99
+    assert policy.follow(first, 50, teacher=4) > 0.999
     assert policy.follow(second, 5, teacher=0) < 0.01
     assert policy.follow(second, 8, teacher=4) > 0.5
 

@@ -51,12 +51,12 @@ def stays_near_base(metrics: Metrics, train: TrainConfig) -> str | None:
 def step_is_small(metrics: Metrics, train: TrainConfig) -> str | None:
     """`train.safety.max_step_kl` bounds the KL of the step, after the trainer has halved it as often as it may.
 
-    The trainer names the bound of its step, as practice has one of its own.
+    A step of practice is bounded by `train.safety.max_practice_kl`.
     """
-    moved, limit = metrics.get("kl/step", 0.0), metrics.get("step/bound", train.safety.max_step_kl)
+    setting = "max_practice_kl" if metrics.get("step/practice") else "max_step_kl"
+    moved, limit = metrics.get("kl/step", 0.0), float(getattr(train.safety, setting))
     if moved <= limit:
         return None
-    setting = "max_step_kl" if limit == train.safety.max_step_kl else "max_practice_kl"
     return (
         f"even {metrics.get('step/scale', 1.0):.3g} of the step moves the policy by {moved:.3g} nats per token, above "
         f"train.safety.{setting} {limit:g}"

@@ -186,7 +186,7 @@ class LocalTrainer:
             self._rate_scales[kind],
             kept=moved["step/scale"],
             moved=moved["kl/step"],
-            bound=moved["step/bound"],
+            bound=self._step_bound(kind),
         )
         metrics = epoch_metrics(epochs, terms) | moved
         metrics |= self._scorer.update_teacher(batch.samples)
@@ -318,14 +318,22 @@ class LocalTrainer:
         turns = len({batch.samples[i].turn for i in members})
         members = [i for i in members if not batch.samples[i].from_teacher] or members
         scale, rows = 1.0, [batch.rows[i] for i in members]
-        safety = self._train.safety
-        bound = safety.max_practice_kl if kind is StepKind.PRACTICE else safety.max_step_kl
+        bound = self._step_bound(kind)
         metrics = self._policy_metrics(batch, members, rows)
         while not metrics["kl/step"] <= bound and scale > MIN_STEP_SCALE:
             scale /= 2
             self._optimizer.step_back_half(snapshot)
             metrics = self._policy_metrics(batch, members, rows)
-        return metrics | {"step/scale": scale, "step/bound": bound, "turns": float(turns)}
+        return metrics | {
+            "step/scale": scale,
+            "step/practice": float(kind is StepKind.PRACTICE),
+            "turns": float(turns),
+        }
+
+    def _step_bound(self, kind: StepKind) -> float:
+        """Return how far a step may move the policy: k2, in nats per token."""
+        safety = self._train.safety
+        return safety.max_practice_kl if kind is StepKind.PRACTICE else safety.max_step_kl
 
     def _policy_metrics(
         self, batch: ScoredBatch, members: Sequence[int], rows: Sequence[TokenSequence]
