@@ -32,6 +32,17 @@ def test_a_starting_worker_has_the_longer_limit() -> None:
     assert monitor.silence_limit == 120
 
 
+def test_the_end_of_the_start_is_known() -> None:
+    """From it, a worker has recovered from its crashes after ten minutes: loading a model may take longer."""
+    monitor = HeartbeatMonitor(hang=120, start=1000)
+    for beat, now in ((1.0, 10.0), (2.0, 700.0)):
+        monitor.record_check(beat, now, starting=True)
+    assert monitor.started_at is None
+    for beat, now in ((3.0, 800.0), (4.0, 801.0)):
+        monitor.record_check(beat, now)
+    assert monitor.started_at == 800.0
+
+
 @pytest.mark.parametrize("beats", [[None], [1.0], [None, 1.0]])
 def test_a_worker_that_hangs_while_it_starts_is_found(beats: list[float | None]) -> None:
     monitor = HeartbeatMonitor(hang=120, start=1000)

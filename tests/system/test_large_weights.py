@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 from tests.system.test_words import run
 
 from openclaw_rl.common.assets import STARTER, local_model_folder
@@ -18,6 +19,7 @@ from openclaw_rl.store.db import Store
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, post_json, scratch_config
 from openclaw_rl.supervisor.supervisor import prepare_home
 
+pytestmark = pytest.mark.timeout(900)
 SIZE = 24 * 2**30
 """Bytes of weights: those of a model of 12 billion parameters in 16 bits."""
 SMALLER_SIZE = 4 * 2**30

@@ -244,6 +244,7 @@ class _HashingCounter:
     def __init__(self, total: int, publish: ReportProgress) -> None:
         self._total, self._publish = total, publish
         self._done = 0
+        self._reported = 0
         self._lock = threading.Lock()
         self._began = time.monotonic()
         self._reported_at = self._logged_at = self._began
@@ -263,8 +264,9 @@ class _HashingCounter:
 
     def report_if_due(self) -> None:
         now = time.monotonic()
-        if now - self._reported_at >= _REPORT_SECONDS:
+        if now - self._reported_at >= _REPORT_SECONDS and self._done != self._reported:
             self._reported_at = now
+            self._reported = self._done
             self._publish(self._progress)
         if now - self._logged_at >= _LOG_SECONDS:
             self._logged_at = now

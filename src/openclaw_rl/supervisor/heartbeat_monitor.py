@@ -21,6 +21,8 @@ class HeartbeatMonitor:
     def __init__(self, *, hang: float, start: float) -> None:
         """`hang`, `start`: limits in seconds without an advance, for a running and for a starting worker."""
         self.quiet = Quiet()
+        self.started_at: float | None = None
+        """When the start was seen to have ended, in monotonic seconds; None while the worker starts."""
         self._running_limit = hang
         self._starting_limit = start
         self._has_started = False
@@ -70,6 +72,8 @@ class HeartbeatMonitor:
     def _record_advance(self, advanced_at: float, *, starts: bool) -> None:
         if self._has_started:
             self._longest = max(self._longest, self.quiet.counted)
-        self._has_started |= starts
+        if starts and not self._has_started:
+            self._has_started = True
+            self.started_at = self._checked_at
         self._last_advance = advanced_at
         self.quiet = Quiet()

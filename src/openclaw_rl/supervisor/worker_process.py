@@ -146,7 +146,9 @@ class WorkerProcess:
 
     @property
     def _has_recovered(self) -> bool:
-        return time.monotonic() - self.started_at >= RECOVERY_SECONDS
+        """Whether it ran for `RECOVERY_SECONDS` after its start, which takes longer the larger its model is."""
+        started_at = self.monitor.started_at
+        return started_at is not None and time.monotonic() - started_at >= RECOVERY_SECONDS
 
     def has_crashed(self) -> bool:
         """Return whether the worker crashed, and neither ran for `RECOVERY_SECONDS` since nor has other files now."""
