@@ -35,7 +35,7 @@ from openclaw_rl.store import heartbeats, schema, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lessons import lessons, practice_turns
 from openclaw_rl.store.lineage import policies
-from openclaw_rl.supervisor.subprocess_system import READY_TIMEOUTS, SubprocessSystem, scratch_config
+from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_config
 from openclaw_rl.types import PolicyState
 
 RESULTS = Path(__file__).parent / "results" / "loaded_hour.md"
@@ -52,7 +52,6 @@ QUESTIONS = (
     "How do I clean a window?",
 )
 REPLY_SECONDS = 3600.0  # seconds that the person waits for a reply
-START_SECONDS = 1800.0  # seconds for the system to load the model
 FOUND_WITHIN = 3600.0  # seconds for the supervisor to find a trainer that was stopped, on a busy machine
 CRASH_LINE = re.compile(r"(\S+) ended \((.+?)\): crash (\d+)")
 BUSY_LOOP = "import time\nend = time.time() + {seconds}\nwhile time.time() < end: pass"
@@ -228,7 +227,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--no-hang", action="store_true", help="do not stop the trainer at the end")
     arguments = parser.parse_args()
-    READY_TIMEOUTS["embedded"] = START_SECONDS
     with tempfile.TemporaryDirectory() as scratch:
         settings: dict[str, Any] = {"model.path": arguments.model_path}
         config = scratch_config(Path(arguments.home or scratch), settings)
