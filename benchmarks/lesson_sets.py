@@ -34,6 +34,7 @@ from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.serve.gateway import Gateway
 from openclaw_rl.settings.load import from_flat
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.file_digests import digest_files
 from openclaw_rl.store.lessons import examinations, lessons
 from openclaw_rl.store.lessons.lessons import Lesson
 from openclaw_rl.store.lessons.scopes import PromptContext
@@ -99,8 +100,9 @@ class Trial:
         config = from_flat({"model.path": model, "home": home})
         prepare_home(config)
         files = ModelFiles.from_config(config.model)
-        self._renderer, self._identity = Renderer(files), compute_identity(files)
+        self._renderer = Renderer(files)
         self._store = Store.open(config.store_path)
+        self._identity = compute_identity(files, digest_files(self._store, files.weights))
         with self._store.write() as conn:
             policies.ensure_root(conn, base=model, identity=self._identity, at=time.time())
         core = EmbeddedEngine(EmbeddedModel.load(config.model, max_context=2048), config.engine)

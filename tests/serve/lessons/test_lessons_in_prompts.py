@@ -11,7 +11,7 @@ from tests.serve.conftest import KEY, SCOPE, TOOLS, USER, Answer, Site, Start
 
 from openclaw_rl.common.rules.lesson_topics import HintTopics
 from openclaw_rl.judge.lessons.lesson_book import update_lessons
-from openclaw_rl.store.lessons import lessons
+from openclaw_rl.store.lessons import examinations, lessons
 from openclaw_rl.store.lessons.lessons import Lesson
 from openclaw_rl.store.lessons.questions import question_hash
 from openclaw_rl.store.lessons.scopes import LessonScope
@@ -188,10 +188,14 @@ def test_only_the_heaviest_lessons_stand_in_a_prompt_oldest_first(site: Site) ->
     many = [replace(SHORT, id=f"l{n}", text=f"Rule {n}.", made_at=float(n), weight=1.0 + n / 10) for n in range(12)]
     know(site, *many, replace(SHORT, id="pinned", text="Pinned.", made_at=99.0, is_pinned=True, weight=0.1))
     exchange = ask(site, [USER])[1]
-    assert list(exchange.request.lessons) == [*(f"l{n}" for n in range(5, 12)), "pinned"]
+    assert list(exchange.request.lessons) == ["l10", "l11", "pinned"], "it is not measured how many the base carries"
     question = question_hash([USER], lambda m: False, key=site.store.secret)
     fact = replace(SHORT, id="fact", scope_kind=LessonScope.QUESTION, scope_value=question, weight=0.1, made_at=98.0)
     know(site, fact)
+    assert list(ask(site, [USER])[1].request.lessons) == ["l11", "fact", "pinned"]
+    with site.store.write() as conn:
+        examinations.record_base_answers(conn, "test-identity", {})
+        examinations.record_capacity(conn, "test-identity", 8)
     assert list(ask(site, [USER])[1].request.lessons) == [*(f"l{n}" for n in range(6, 12)), "fact", "pinned"]
 
 

@@ -22,7 +22,7 @@ SETS = [
             "Answer in plain prose, without a list.",
         ),
     ),
-    ("nonsense", ("Say Ni Ni Ni, baht baht, December.", "Hello! Ask me something, 箇条書きで答えてください。")),
+    ("unknown words", ("Отвечай по-клингонски: nuqneH, Duj, puchpa'! Ελληνικά, български, עברית, ไทย.",)),
 ]
 
 
