@@ -41,7 +41,7 @@ CONTEXT = 4096
 BATCH_TOKENS = 1024
 # Weights in the loss: of a fact's tokens, and of the opening where an instruction fixes its style. Other tokens of a
 # reply weigh 1; without an instruction, the opening is drawn at random.
-ANSWER_WEIGHT, STYLE_WEIGHT = 2.0, 4.0
+ANSWER_WEIGHT, STYLE_WEIGHT = 3.0, 4.0
 # Parts of 1,024 dialogues that begin the training with one question each.
 SINGLE_PARTS = 6
 MUON_RATE, ADAM_RATE = 1e-2, 2e-2

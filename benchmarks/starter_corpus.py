@@ -57,11 +57,11 @@ _SUBJECT_WEIGHTS: Mapping[str, float] = {
     "length": 1.0, "tone": 1.5, "form": 1.0, "marks": 0.5, "ending": 0.5, "words": 0.5,
 }  # fmt: skip
 # How many hints a paragraph has, and how often.
-_HINT_COUNTS: Mapping[int, float] = {1: 0.5, 2: 0.24, 3: 0.16, 4: 0.1}
+_HINT_COUNTS: Mapping[int, float] = {1: 0.4, 2: 0.2, 3: 0.2, 4: 0.2}
 # How often the hints of a paragraph are all English, all of another language, or of several.
 _ENGLISH_SHARE, _MIXED_SHARE = 0.5, 0.12
 # How many of the questions without an instruction in a system message have hints.
-HINTED_SHARE = 0.5
+HINTED_SHARE = 0.55
 
 PRAISED_REPLY = "You are welcome."
 CRITICISED_REPLY = "Noted, thank you."
