@@ -17,9 +17,10 @@ from openclaw_rl.store.lessons.lessons import Lesson
 
 MAX_TOKENS = 24
 COMPLAINT = "Too long. Keep it short, please."
-STEPS = 6
+STEPS = 4
 SETTINGS: Mapping[str, Any] = {
     "practice.replies": 8,
+    "gate.workers": 8,  # replies at once
     "practice.step_limit": STEPS * 3 // 2,  # of a wish that was said twice, two thirds
     "practice.seconds_per_hour": 3600,
     "practice.max_divergence": 1e-9,  # it does not end before the limit
