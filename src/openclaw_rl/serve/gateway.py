@@ -57,6 +57,7 @@ CONTROL_TOKEN = (
     "a message, tool or template variable has the text of a control token, and the model reads it as that token"
 )
 WITH_IMAGES = "its prompt has images, and the trainer reads text only"
+LOCAL_BACKENDS = ("embedded", "vllm", "sglang")  # engines whose replies cost nobody money
 EXAMINED_AT_ONCE = 4  # questions in one call of the examiner of lessons
 MAX_COUNTED_CONTEXTS = 8  # a longer prompt is refused also where its tokens are only counted
 MIN_REFUSED_BODY_BYTES = 2**20  # smaller bodies are always read, as the error is then more precise
@@ -115,6 +116,7 @@ class Gateway:
             self.versions,
             identity=self.identity,
             is_idle=lambda: self.open_requests == 0 and self.versions.problem is None,
+            measures_at_start=self.config.engine.backend in LOCAL_BACKENDS,
         )
 
     def check_running(self, caller: Caller) -> None:

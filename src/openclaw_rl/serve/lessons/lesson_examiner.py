@@ -24,6 +24,7 @@ from openclaw_rl.store.lessons import examinations, withdrawals
 from openclaw_rl.store.lessons.examinations import BASE_VERSION, ExaminationResult, Withdrawal
 from openclaw_rl.store.lessons.fitting import MAX_PROMPT_LESSONS
 from openclaw_rl.store.lessons.lessons import LessonState
+from openclaw_rl.store.lessons.withdrawals import count_by_owner
 
 log = logging.getLogger(__name__)
 MAX_WAITING_SETS = 64
@@ -43,15 +44,20 @@ class LessonExaminer:
         *,
         identity: str,
         is_idle: Callable[[], bool],
+        measures_at_start: bool = True,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`identity`: of the base. `is_idle`: whether nobody waits for a reply. `clock`: seconds since the epoch."""
+        """`identity`: of the base. `is_idle`: whether nobody waits for a reply. `clock`: seconds since the epoch.
+
+        `measures_at_start`: whether the capacity is measured before there is any lesson.
+        """
         self._store, self._asker, self._versions = store, asker, versions
         self._identity, self._is_idle, self._clock = identity, is_idle, clock
         self._probes = load_lesson_probes()
         self._waiting: dict[tuple[str, ...], LessonSetOfPrompt] = {}
         self._wake_event = asyncio.Event()
         self._references: list[Probe] | None = None
+        self._measures_at_start = measures_at_start
         self._is_measured = False
 
     def submit(self, lessons: LessonSetOfPrompt) -> None:
@@ -209,7 +215,7 @@ class LessonExaminer:
         for texts in await asyncio.to_thread(self._read_requested):
             if not await self._examine(texts, None, is_stopped=is_stopped):
                 return
-        if not self._is_measured:
+        if not self._is_measured and await asyncio.to_thread(self._needs_capacity):
             self._is_measured = await self.measure_capacity(is_stopped)
 
     async def measure_capacity(self, is_stopped: Callable[[], bool]) -> bool:
@@ -273,6 +279,12 @@ class LessonExaminer:
     def _read_requested(self) -> list[tuple[str, ...]]:
         with self._store.read() as conn:
             return examinations.waiting_texts(conn, _MAX_REQUESTED)
+
+    def _needs_capacity(self) -> bool:
+        if self._measures_at_start:
+            return True
+        with self._store.read() as conn:
+            return bool(count_by_owner(conn, LessonState.ACTIVE))
 
     def _read_capacity(self) -> int | None:
         with self._store.read() as conn:
