@@ -23,7 +23,7 @@ from openclaw_rl.errors import GrammarError
 from openclaw_rl.settings.load import STARTER, EngineConfig, ModelConfig
 from openclaw_rl.types import Sampling
 
-STOP, VOCAB = 2, 1936  # <|im_end|>; some ids more than the tokenizer has
+STOP, VOCAB = 2, 2080  # <|im_end|>; some ids more than the tokenizer has
 PROMPT = np.arange(20, 40, dtype=np.int32)
 TIGHT = {"x-guidance": {"whitespace_pattern": "[ ]{0,1}"}}
 
