@@ -119,7 +119,7 @@ MODES = [(name, "text") for name in KINDS] + [(name, m) for name in ONE_OF_EACH 
 def test_control_tokens_in_the_words_of_a_conversation(kind: str, mode: str, start: Start) -> None:
     site = start(kind, settings={"serve.special_tokens": mode})
     tokens = [t.content for t in site.renderer.tokenizer.backend.get_added_tokens_decoder().values()][-8:]
-    ordinary, reason = ask_with_text(site, "ordinary words")
+    ordinary, reason = ask_with_text(site, "nothing of note")
     assert ordinary
     assert reason is None
     found, reason = ask_with_text(site, " ".join(tokens))

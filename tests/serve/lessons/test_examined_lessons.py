@@ -186,8 +186,9 @@ def test_the_version_that_answers_is_examined_too(start: Start, tmp_path: Path) 
     sites.append(start(reply=reply, settings={"serve.examine_lessons": True}))
     site = sites[0]
     site.publish(tmp_path / "p")
-    know(site, SHORT)
     wait_for(lambda: ask(site), lambda found: site.last().request.version == 1)
+    know(site, SHORT)
+    ask(site)
     wait_for_states(site, aa="withdrawn")
 
 
