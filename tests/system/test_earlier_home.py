@@ -17,6 +17,8 @@ from openclaw_rl.store.lineage import policies
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, post_json
 
 ARCHIVE = Path(__file__).with_name("home_0_1.tar.xz")
+STARTER = Path(__file__).with_name("starter_0_1.tar.xz")
+"""The starter of that version: a home belongs to the weights that it was made with."""
 RECORDED_HOME = "/home/user/.openclaw-rl"
 """Where the recorded home was: 0.1 stores absolute paths of policy folders."""
 
@@ -27,6 +29,8 @@ def earlier_home(tmp_path: Path) -> Path:
     home = tmp_path / "home"
     with tarfile.open(ARCHIVE) as archive:
         archive.extractall(home, filter="data")
+    with tarfile.open(STARTER) as archive:
+        archive.extractall(tmp_path, filter="data")
     with sqlite3.connect(home / "store.db") as store:
         store.execute("UPDATE policies SET path = replace(path, ?, ?)", (RECORDED_HOME, str(home)))
     return home
@@ -57,6 +61,7 @@ def test_the_settings_of_today_follow_from_the_earlier_keys(earlier_home: Path) 
 def test_it_serves_trains_on_and_rolls_back(earlier_home: Path) -> None:
     port, key = free_port(), (earlier_home / "api_key").read_text().strip()
     flags = {"home": str(earlier_home), "serve.port": port, "train.batch.min_turns": 1, "train.batch.max_turns": 4}
+    flags["model.path"] = str(earlier_home.parent / "starter")
     config = load(file=earlier_home / "settings.yaml", flags=flags, environ={})
     assert yaml.safe_load((earlier_home / "settings.yaml").read_text())["train"]["gap_low"] == 0.4
     with SubprocessSystem(config) as system:
