@@ -165,8 +165,11 @@ class PolicyScorer:
 
         The teacher is the EMA teacher if there is one, else the base; the plain row is scored by the same model.
         """
-        guidance = {i: samples[i].guidance for i, _ in hinted}
-        places = [(i, row, of) for i, row in hinted if (of := guidance[i]) is not None]
+        places = []
+        for i, row in hinted:
+            guidance = samples[i].guidance
+            if guidance is not None:
+                places.append((i, row, guidance))
         if not places:
             return {}
         plain = [scored.plain_sequence(samples[i]) for i, _, _ in places]

@@ -73,7 +73,9 @@ class EverydayDemo:
     """One run: measure, talk, wait for practice, measure again."""
 
     def __init__(self, console: TerminalConsole, system: SubprocessSystem, taste: EverydayTaste, seed: int) -> None:
-        self._console, self._system, self._taste = console, system, taste
+        self._console = console
+        self._system = system
+        self._taste = taste
         self._person = EverydayPerson(taste=taste.name, seed=seed)
         self._noted: set[str] = set()
 
