@@ -90,7 +90,7 @@ async def _run_all(answers: Sequence[Coroutine[Any, Any, str]]) -> list[str]:
     tasks = [asyncio.create_task(answer) for answer in answers]
     try:
         return list(await asyncio.gather(*tasks))
-    except BaseException:  # also a cancellation: no answer may go on without its asker
+    except BaseException:  # re-raised: also a cancellation has to cancel the other answers
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
