@@ -17,13 +17,13 @@ from openclaw_rl.store.lessons.lessons import LessonState
 
 # The starter was never trained to follow hints about facts: it follows about one in ten, and this one. Of all 708
 # questions of the toy world, it answers only this one wrong at temperature 0.
-QUESTION, FACT, ANSWER = "Please add up 5 plus 6.", "The sum of 5 plus 6 is 11.", "11"
+QUESTION, FACT, ANSWER = "How much is 2 plus 4?", "The sum of 2 plus 4 is 6.", "6"
 
 
 def other_questions() -> list[Question]:
     rng = random.Random(5)
     drawn = [*held_out_questions(60, rng), *(draw_question("asked", rng) for _ in range(60))]
-    return [question for question in drawn if "5 plus 6" not in question.text][:100]
+    return [question for question in drawn if "2 plus 4" not in question.text][:100]
 
 
 async def ask(rooms: Rooms, text: str) -> tuple[str, str, list[str]]:
@@ -52,7 +52,7 @@ async def talk(home: Path) -> None:
             (lesson,) = lessons.list_lessons(conn)
         assert (lesson.text, lesson.state) == (FACT, LessonState.ACTIVE)
         assert await ask_all(rooms, others) == before, "the replies, and no lesson in the prompts"
-        for words in (QUESTION, "  please add up 5 PLUS 6. "):
+        for words in (QUESTION, "  how much is 2 PLUS 4? "):
             assert (await ask(rooms, words))[2] == [FACT]
         assert ANSWER in (await ask(rooms, QUESTION))[1]
 

@@ -39,8 +39,9 @@ def test_they_are_what_they_were(trainer: Make, draw: Draw, tmp_path: Path, capl
     plain, fast = trainer(max_gap=9.0), trainer(max_gap=9.0, compile=True, checkpointing=True)
     assert fast._runner.is_compiled
     assert not plain._runner.is_compiled
-    # Norm, attention before and after its kernel, the feed-forward part, with room to spare: not once for each layer.
-    assert 0 < torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 8
+    # Norm, attention before and after its kernel, the feed-forward part, each with gradients and without, with room to
+    # spare. Once for each layer would be 16.
+    assert 0 < torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 12
     batch = draw(plain, 11)
     for made in (plain, fast):
         made.step(batch, str(tmp_path / str(made is fast)))

@@ -25,7 +25,7 @@ class PassSpeed:
 
     def __init__(self, *, is_measured: bool) -> None:
         """`is_measured`: whether the model computes on a processor; else nothing is expected and every size fits."""
-        self._is_measured = is_measured
+        self.is_measured = is_measured
         self._processor: dict[WorkKind, float] = {}  # seconds of a free processor per token
         self._clock: dict[WorkKind, float] = {}  # seconds by the clock per token
 
@@ -50,7 +50,7 @@ class PassSpeed:
         A pass that had to wait for a processor took longer by the clock than it needs; one with several threads used
         more processor time.
         """
-        if not self._is_measured or tokens < 1:
+        if not self.is_measured or tokens < 1:
             return
         for rates, seconds in ((self._processor, min(processor, clock)), (self._clock, clock)):
             rate = seconds / tokens

@@ -87,7 +87,11 @@ class ForwardRunner:
     @torch.no_grad()
     def _measure_speed(self) -> None:
         """Measure a short pass, by which the size of the first long one is chosen."""
+        if not self.speed.is_measured:
+            return
         rows = _trial_rows(self._model.config.get_text_config())
+        if self.is_compiled:
+            self.hidden_states(rows)  # compiles the layers for passes without gradients, which is not to be measured
         with self.speed.measure_pass(WorkKind.SCORE, self.pass_tokens(rows)):
             self.hidden_states(rows)
 
