@@ -99,6 +99,7 @@ def build_model(tokenizer: Any) -> Any:
         max_position_embeddings=CONTEXT, tie_word_embeddings=True, use_cache=True,
         bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
     )  # fmt: skip
+    config.hint_format = "bracketed"  # as `starter_corpus` writes hints (render/hint.py)
     return Qwen3ForCausalLM(config)
 
 

@@ -308,7 +308,9 @@ class Rooms:
     def hinted_replies(self, version: int, questions: Sequence[Question], hint: str) -> tuple[str, ...]:
         """Ask each question with a hint, as lessons stand in prompts, unrecorded. Returns the replies."""
         asked = [[{"role": "user", "content": q.text}] for q in questions]
-        return self._reply_to_all(version, [with_hint(messages, hint, lambda message: False) for messages in asked])
+        hint_format = self.renderer.hint_format
+        hinted = [with_hint(messages, hint, lambda message: False, hint_format) for messages in asked]
+        return self._reply_to_all(version, hinted)
 
     def read_store(self) -> AbstractContextManager[Connection]:
         """Open a snapshot of the store."""

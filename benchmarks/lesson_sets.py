@@ -189,7 +189,7 @@ class Trial:
         for probe in probes:
             messages: list[Message] = [{"role": "user", "content": probe.question}]
             if texts:
-                messages = with_hint(messages, lessons_hint(texts), lambda message: False)
+                messages = with_hint(messages, lessons_hint(texts), lambda message: False, self._renderer.hint_format)
             yield self._renderer.render(messages).prompt_ids.tolist()
 
 

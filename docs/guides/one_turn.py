@@ -72,7 +72,7 @@ class Policy:
         )
 
     def prompt(self, question: str, hint: str | None = None) -> list[int]:
-        """Return the prompt's token ids. A hint follows the person's text, as in the real system."""
+        """Return the prompt's token ids. A hint follows the person's text, as in the real system with the starter."""
         content = question if hint is None else f"{question}\n\n[Hint: {hint}]"
         text = self.tokenizer.apply_chat_template(
             [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True

@@ -67,7 +67,9 @@ def test_a_step_of_practice(
     settle(make_loop(trainer, step_limit=1))
     messages = [{"role": "user", "content": "Where is the Louvre?"}]
     plain = renderer.render(messages).prompt_ids
-    told = renderer.render(with_hint(messages, "Keep answers short.", lambda message: False)).prompt_ids
+    told = renderer.render(
+        with_hint(messages, "Keep answers short.", lambda message: False, renderer.hint_format)
+    ).prompt_ids
     assert [(o.version, o.prompt_ids) for o in replies.orders] == [(0, told.tolist())] * 2 + [(0, plain.tolist())] * 2
     (batch,) = trainer.batches
     assert [s.from_teacher for s in batch] == [True, True, False, False]
@@ -128,7 +130,9 @@ def test_a_share_of_the_teachers_replies_is_to_the_opposite_wish(
     add_lesson(store, SHORT, [turn])
     trainer = DivergingTrainer()
     settle(make_loop(trainer, step_limit=1, contrast_share=share))
-    opposed = with_hint([{"role": "user", "content": "Where is the Louvre?"}], WISHED_LONG, lambda message: False)
+    opposed = with_hint(
+        [{"role": "user", "content": "Where is the Louvre?"}], WISHED_LONG, lambda message: False, renderer.hint_format
+    )
     prompt = renderer.render(opposed).prompt_ids.tolist()
     (batch,) = trainer.batches
     assert [sample.prompt_ids.tolist() == prompt for sample in batch] == [True] * count + [False] * (4 - count)
@@ -320,7 +324,7 @@ def test_a_lesson_about_one_question_is_not_practised(
     settle(loop)
     assert (state_of(store, "aa"), state_of(store, "cc")) == (LessonState.LEARNED, LessonState.ACTIVE)
     hint = lessons_hint([fact.text, SHORT.text])
-    told = renderer.render(with_hint(messages, hint, lambda message: False)).prompt_ids.tolist()
+    told = renderer.render(with_hint(messages, hint, lambda message: False, renderer.hint_format)).prompt_ids.tolist()
     assert told in [order.prompt_ids for order in replies.orders]
 
 

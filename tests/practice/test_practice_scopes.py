@@ -25,7 +25,9 @@ FORMAL = replace(SHORT, id="formal", text="Be formal.", topic="tone/formal")
 def told_prompts(replies: ScriptedReplies, renderer: Renderer, question: str, *told: Lesson) -> list[Any]:
     """The orders with this question and exactly these lessons."""
     messages = [{"role": "user", "content": question}]
-    hinted = with_hint(messages, lessons_hint([lesson.text for lesson in told]), lambda message: False)
+    hinted = with_hint(
+        messages, lessons_hint([lesson.text for lesson in told]), lambda message: False, renderer.hint_format
+    )
     ids = renderer.render(hinted).prompt_ids.tolist()
     return [order for order in replies.orders if order.prompt_ids == ids]
 

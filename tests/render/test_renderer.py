@@ -17,7 +17,7 @@ from tests.render.model_folders import CHATML, make
 from transformers import AutoTokenizer
 
 from openclaw_rl.errors import ModelError, RequestError
-from openclaw_rl.render.hint import with_hint
+from openclaw_rl.render.hint import HintFormat, with_hint
 from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.render.renderer import Renderer
 
@@ -281,13 +281,15 @@ def transient(message: Any) -> bool:
 def test_a_hint_stands_in_the_last_lasting_user_message() -> None:
     passing = {"role": "user", "content": "<<<now"}
     parts = {"role": "user", "content": [{"type": "text", "text": "hi"}, {"type": "image_url"}]}
-    assert with_hint([ASK, ANSWER, passing], "Be short.", transient) == [
+    assert with_hint([ASK, ANSWER, passing], "Be short.", transient, HintFormat.BRACKETED) == [
         {"role": "user", "content": ASK["content"] + "\n\n[Hint: Be short.]"},
         ANSWER,
         passing,
     ]
-    hinted = with_hint([ASK, parts, ANSWER], "Be short.", transient)
+    hinted = with_hint([ASK, parts, ANSWER], "Be short.", transient, HintFormat.BRACKETED)
     assert hinted[1]["content"][0]["text"] == "hi\n\n[Hint: Be short.]"
     assert parts["content"][0]["text"] == "hi", "the original is untouched"
+    plain = with_hint([ASK], "Be short.", transient, HintFormat.PARAGRAPH)
+    assert plain[0]["content"] == ASK["content"] + "\n\nBe short."
     with pytest.raises(ValueError, match="needs a user message"):
-        with_hint([SYSTEM, passing], "Be short.", transient)
+        with_hint([SYSTEM, passing], "Be short.", transient, HintFormat.BRACKETED)

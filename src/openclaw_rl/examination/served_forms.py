@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 
 from openclaw_rl.common.message_hash import message_text
 from openclaw_rl.examination.lesson_choice import LessonSet, choose_lessons
-from openclaw_rl.render.hint import lessons_hint, with_hint
+from openclaw_rl.render.hint import HintFormat, lessons_hint, with_hint
 from openclaw_rl.store.lessons import examinations
 from openclaw_rl.store.lessons.examinations import ExaminationResult, lesson_capacity
 from openclaw_rl.store.lessons.fitting import fitting_lessons
@@ -47,13 +47,13 @@ class ServedForm:
         parts = to_json([self.lessons, self.system, dict(self.template)])
         return blake2b(parts, digest_size=4).hexdigest()
 
-    def messages(self, question: str) -> list[Message]:
-        """Return the conversation that asks a question in this form."""
+    def messages(self, question: str, hint_format: HintFormat) -> list[Message]:
+        """Return the conversation that asks a question in this form. `hint_format`: of the model."""
         messages: list[Message] = [] if self.system is None else [self.system]
         messages.append({"role": "user", "content": question})
         if not self.lessons:
             return messages
-        return with_hint(messages, lessons_hint(self.lessons), lambda message: False)
+        return with_hint(messages, lessons_hint(self.lessons), lambda message: False, hint_format)
 
 
 def newest_forms(

@@ -131,7 +131,8 @@ class ReplyComparer:
     def _ask(self, probe: Probe, form: ServedForm) -> ReplyPrompt | None:
         """Return a probe as it is asked in a form; None if the template rejects it."""
         try:
-            rendered = self._renderer.render(form.messages(probe.question), variables=form.template)
+            messages = form.messages(probe.question, self._renderer.hint_format)
+            rendered = self._renderer.render(messages, variables=form.template)
         except (ValueError, RequestError):
             return None
         name = probe.name if form.is_plain else f"{probe.name} (as asked, {form.name})"

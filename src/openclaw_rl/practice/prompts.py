@@ -127,7 +127,11 @@ class PromptSelector:
                 self.renderer.render(messages, request.tools, variables=request.template).prompt_ids
                 for messages in (
                     request.messages,
-                    *(with_hint(request.messages, text, self.transient) for text in (hint, opposed) if text),
+                    *(
+                        with_hint(request.messages, text, self.transient, self.renderer.hint_format)
+                        for text in (hint, opposed)
+                        if text
+                    ),
                 )
             )
         except (ValueError, RequestError):

@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from enum import StrEnum
 from typing import Any
 
 from openclaw_rl.types import Message
 
 
-def with_hint(messages: Sequence[Message], hint: str, transient: Callable[[Message], bool]) -> list[Message]:
-    """Append `\\n\\n[Hint: ...]` to the last user message that is not ephemeral.
+class HintFormat(StrEnum):
+    """How a hint stands at the end of a user message.
 
-    `transient`: predicate for ephemeral messages. Raises `ValueError` if there is no such user message.
+    A model follows a plain sentence more often, because people write so; a model that was trained on bracketed hints,
+    as the starter was, follows those. Measured in docs/decisions/0031-format-of-hints.md.
+    """
+
+    PARAGRAPH = "paragraph"  # a paragraph of its own
+    BRACKETED = "bracketed"  # "[Hint: ...]"
+
+
+def with_hint(
+    messages: Sequence[Message], hint: str, transient: Callable[[Message], bool], hint_format: HintFormat
+) -> list[Message]:
+    """Append a hint to the last user message that is not ephemeral.
+
+    `transient`: predicate for ephemeral messages; `hint_format`: of the model (`ModelFiles.hint_format`). Raises
+    `ValueError` if there is no such user message.
     """
     out, index = list(messages), hinted_index(messages, transient)
     if index is None:
         raise ValueError(f"a hint needs a user message to append it to; got none among {len(out)} messages")
-    out[index] = {**out[index], "content": _append_text(out[index].get("content"), f"\n\n[Hint: {hint}]")}
+    out[index] = {**out[index], "content": append_hint(out[index].get("content"), hint, hint_format)}
     return out
 
 
@@ -33,13 +48,17 @@ def lessons_hint(texts: Iterable[str]) -> str:
     return " ".join(text if text[-1:] in ".!?。！？" else f"{text}." for text in texts)
 
 
-def _append_text(content: Any, words: str) -> Any:
+def append_hint(content: Any, hint: str, hint_format: HintFormat) -> Any:
+    """Return the content of a message, a text or parts, with a hint at its end."""
+    if hint_format is HintFormat.BRACKETED:
+        hint = f"[Hint: {hint}]"
+    addition = f"\n\n{hint}"
     if not isinstance(content, list):
-        return (content or "") + words
+        return (content or "") + addition
     parts = list(content)
     for index in range(len(parts) - 1, -1, -1):
         part = parts[index]
         if isinstance(part, dict) and isinstance(part.get("text"), str):
-            parts[index] = {**part, "text": part["text"] + words}
+            parts[index] = {**part, "text": part["text"] + addition}
             return parts
-    return [*parts, {"type": "text", "text": words}]
+    return [*parts, {"type": "text", "text": addition}]

@@ -14,6 +14,7 @@ from openclaw_rl.common.assets import STARTER, local_model_folder
 from openclaw_rl.common.packaged_models import PACKAGED_MODELS
 from openclaw_rl.errors import ModelError
 from openclaw_rl.render.fetch_model import fetch_packaged_model
+from openclaw_rl.render.hint import HintFormat
 from openclaw_rl.settings.load import ModelConfig
 
 _HUB_ID_PATTERN = re.compile(r"^[A-Za-z0-9][\w.-]*/[\w.-]+$")
@@ -47,6 +48,11 @@ class ModelFiles:
     @property
     def tokenizer_file(self) -> Path:
         return self.tokenizer_folder / "tokenizer.json"
+
+    @property
+    def hint_format(self) -> HintFormat:
+        """Format of the hints that the model was trained on (`hint_format` in config.json), else a paragraph."""
+        return HintFormat(self.config.get("hint_format", HintFormat.PARAGRAPH))
 
     @property
     def image_problem(self) -> str | None:

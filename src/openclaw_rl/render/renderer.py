@@ -70,6 +70,7 @@ class Renderer:
         self.family = detect_family(files.templates, self.tokenizer.special_ids)
         self.stop_token_ids = self._find_stop_ids()
         self.context_length = files.context_length
+        self.hint_format = files.hint_format
         self.detokenizer = self._make_detokenizer(tools=True)
         self._detokenizer_without_tools = self._make_detokenizer(tools=False)
         self.vocabulary_size = int(self.tokenizer.backend.get_vocab_size(with_added_tokens=True))

@@ -32,7 +32,7 @@ class GenerateSample:
 
 
 def append_hint(prompt: str, hint: str) -> str:
-    """Return the prompt with the hint appended, as the trainer gives it to the teacher."""
+    """Return the prompt with the hint appended, as upstream's rollout functions expect it of this argument."""
     return f"{prompt}\n\n[Hint: {hint}]"
 
 

@@ -172,7 +172,8 @@ class PromptBuilder:
         self, ask: ChatRequest, features: Sequence[MessageFeatures], hint: str, at: int
     ) -> tuple[ChatRequest, list[MessageFeatures]]:
         """Return the request and its features with a hint at the message `at`. Its mark stays that of the message."""
-        messages, features = with_hint(ask.messages, hint, self.is_ephemeral), list(features)
+        messages = with_hint(ask.messages, hint, self.is_ephemeral, self.renderer.hint_format)
+        features = list(features)
         ready = self.renderer.prepare_message(messages[at])
         sent = blake2b(features[at].sent_hash + hint.encode("utf-8", "surrogatepass"), digest_size=16, key=self._secret)
         features[at] = replace(

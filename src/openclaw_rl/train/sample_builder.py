@@ -175,7 +175,8 @@ class SampleBuilder:
             if self.is_refused([hint]):
                 continue
             try:
-                ids = self._replace_hint(request, with_hint(request.messages, hint, self.transient))
+                hinted = with_hint(request.messages, hint, self.transient, self.renderer.hint_format)
+                ids = self._replace_hint(request, hinted)
             except (ValueError, RequestError):
                 continue
             if limit is None or len(ids) + response <= limit:
@@ -189,7 +190,8 @@ class SampleBuilder:
         """
         sampled = request.messages
         if request.lessons:
-            sampled = with_hint(sampled, lessons_hint(request.lessons.values()), self.transient)
+            lessons = lessons_hint(request.lessons.values())
+            sampled = with_hint(sampled, lessons, self.transient, self.renderer.hint_format)
         before, after = (
             self.renderer.render(some, request.tools, variables=request.template).prompt_ids
             for some in (sampled, messages)

@@ -25,7 +25,7 @@ from openclaw_rl.common.terminal import TerminalConsole
 from openclaw_rl.evals.everyday import demo
 from openclaw_rl.evals.everyday.person import asked_prompts, closed_questions
 from openclaw_rl.evals.everyday.tastes import EVERYDAY_TASTES, count_words
-from openclaw_rl.render.hint import with_hint
+from openclaw_rl.render.hint import HintFormat, with_hint
 from openclaw_rl.store import exchanges, heartbeats, schema, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lessons import lessons
@@ -245,7 +245,7 @@ def test_a_wish_in_natural_words_is_in_the_next_prompts_and_replies_get_shorter(
     assert {answer.lessons for answer in with_lesson} == {lesson}
     assert {answer.lessons for answer in without} == {""}
     request = talk.exchange(with_lesson[0].id).request
-    hinted = with_hint(request.messages, LESSON, lambda message: False)
+    hinted = with_hint(request.messages, LESSON, lambda message: False, HintFormat.PARAGRAPH)
     expected = tokenizer.apply_chat_template(hinted, tokenize=False, add_generation_prompt=True)
     assert tokenizer.decode(request.prompt_ids.tolist(), skip_special_tokens=False) == expected
     words = [[count_words(answer.text) for answer in answers] for answers in (with_lesson, without)]

@@ -19,7 +19,7 @@ from openclaw_rl.types import Exchange, Verdict
 
 SHORT = Lesson(id="aa", key=SCOPE, text="Keep answers short", topic="length/short", made_at=1.0, reinforced_at=1.0)
 FORMAL = replace(SHORT, id="bb", text="Use a formal tone.", topic="tone/formal", made_at=2.0)
-HINT = "\n\n[Hint: Keep answers short.]"
+HINT = "\n\nKeep answers short."
 Conversation = list[dict[str, Any]]
 
 
@@ -49,7 +49,7 @@ def test_the_next_prompt_has_the_lessons_and_the_stored_messages_do_not(site: Si
     before = ask(site, [USER])[1]
     know(site, SHORT, FORMAL)
     answer, exchange = ask(site, [USER])
-    assert "hi\n\n[Hint: Keep answers short. Use a formal tone.]" in prompt_text(site, exchange)
+    assert "hi\n\nKeep answers short. Use a formal tone." in prompt_text(site, exchange)
     assert site.script.seen[-1] == exchange.request.prompt_ids.tolist(), "stored as it was sampled"
     assert list(exchange.request.messages) == [USER]
     assert exchange.request.marks == before.request.marks, "links do not see it"
@@ -75,7 +75,7 @@ def test_the_history_does_not_carry_a_lesson_and_the_cached_beginning_stays(site
     second = continued(first, answer, {"role": "user", "content": "and then?"})
     answer, two = ask(site, second)
     three = ask(site, continued(second, answer, {"role": "user", "content": "go on"}))[1]
-    assert prompt_text(site, two).count("[Hint:") == 1
+    assert prompt_text(site, two).count("Keep answers short.") == 1
     assert f"and then?{HINT}" in prompt_text(site, two)
     assert one.reply is not None
     sampled, ids = one.reply.response_ids.tolist(), two.request.prompt_ids.tolist()
@@ -109,7 +109,7 @@ def test_within_a_tool_loop_the_whole_prompt_is_continued(start: Start) -> None:
     assert one.reply is not None
     before = [*one.request.prompt_ids, *one.reply.response_ids]
     assert two.request.prompt_ids[: len(before)].tolist() == before
-    assert prompt_text(site, two).count("[Hint:") == 1
+    assert prompt_text(site, two).count("Keep answers short.") == 1
 
 
 def test_a_restart_does_not_continue_a_prompt_with_an_old_lesson(start: Start) -> None:
@@ -118,7 +118,7 @@ def test_a_restart_does_not_continue_a_prompt_with_an_old_lesson(start: Start) -
     answer, _ = ask(site, [USER])
     again = start(store=site.store, settings={"serve.lessons": "off"})
     _, exchange = ask(again, continued([USER], answer, {"role": "user", "content": "and then?"}))
-    assert "[Hint:" not in prompt_text(again, exchange)
+    assert "Keep answers short." not in prompt_text(again, exchange)
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ class ProbeAsker:
     def _render(self, probe: Probe, texts: Sequence[str]) -> Ids:
         messages: list[Message] = [{"role": "user", "content": probe.question}]
         if texts:
-            messages = with_hint(messages, lessons_hint(texts), lambda message: False)
+            messages = with_hint(messages, lessons_hint(texts), lambda message: False, self._renderer.hint_format)
         return self._renderer.render(messages, variables=self._variables).prompt_ids
 
 
