@@ -6,8 +6,6 @@ import errno
 import io
 import os
 import sys
-import tempfile
-import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -28,9 +26,7 @@ from openclaw_rl.cli.recipes import make_method, run_evaluation
 from openclaw_rl.cli.rollback import run_rollback
 from openclaw_rl.cli.rollout import run_rollout_function, run_self_test
 from openclaw_rl.cli.undo import run_undo
-from openclaw_rl.common.disk_space import to_disk_full
 from openclaw_rl.common.printable import echo, echo_error
-from openclaw_rl.common.process_guard import end_process
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.settings.cli_options import FlagCommand, Seconds, consent_option, home_options, settings_options
 
@@ -135,6 +131,9 @@ def _start_workers(config: Config, workers: Sequence[str], *, yes: bool) -> None
 @_with_parent_option
 def run_one_worker(name: str, **options: Any) -> None:
     """Run one worker in this process (the supervisor starts this command)."""
+    import traceback
+
+    from openclaw_rl.common.process_guard import end_process
     from openclaw_rl.supervisor.supervisor import prepare_home, run_worker
 
     status = 1
@@ -342,6 +341,11 @@ def _show_usage_error(error: click.ClickException) -> None:
 
 def _describe_error(error: Exception) -> str:
     """Describe an unexpected error in one line. The traceback of a bug is saved in a file that the line names."""
+    import tempfile
+    import traceback
+
+    from openclaw_rl.common.disk_space import to_disk_full
+
     if to_disk_full(error) is not None:
         where = (error.filename if isinstance(error, OSError) else None) or "a file"
         return f"{where}: the disk (or its quota) is full. Free some space, and try again"

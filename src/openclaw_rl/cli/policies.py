@@ -12,7 +12,6 @@ from openclaw_rl.cli.rollback import run_rollback
 from openclaw_rl.common.printable import echo
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.settings.cli_options import home_options
-from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME
 
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 _version_argument = click.argument("version", type=click.IntRange(min=0))
@@ -76,6 +75,7 @@ def promote_version(version: int, learn_again: bool, reason: str | None, yes: bo
     does not descend from are rolled back; they stay in the store, so that they can be promoted, too.
     """
     from openclaw_rl.status.report import open_store
+    from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME
     from openclaw_rl.train.rollback import apply_promotion, check_policy_files, plan_promotion
 
     config = load_config(**options)

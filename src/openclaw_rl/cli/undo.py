@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +13,6 @@ from openclaw_rl.cli.load_config import load_config
 from openclaw_rl.common.printable import cut_text, echo, echo_error
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.settings.cli_options import home_options
-from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME, SHARED_NAME
 
 if TYPE_CHECKING:
     from openclaw_rl.settings.load import Config
@@ -114,6 +112,8 @@ def describe_plan(plan: UndoPlan) -> str:
 
 def _policy_label(plan: UndoPlan) -> str:
     """Return a prefix for text on a policy; none for the default policy."""
+    from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME, SHARED_NAME
+
     if plan.name == DEFAULT_NAME:
         return ""
     return "the start of new policies: " if plan.name == SHARED_NAME else f"{plan.name}: "
@@ -140,6 +140,7 @@ def _retrain(config: Config, store: Store, *, now: bool, yes: bool) -> None:
     `yes`: the owner agrees to what is sent to a service that trains.
     """
     from openclaw_rl.store.lineage import policies
+    from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME
     from openclaw_rl.train.retraining import RETRAINED_METRIC
     from openclaw_rl.types import PolicyState
 
@@ -169,6 +170,8 @@ def _retrain(config: Config, store: Store, *, now: bool, yes: bool) -> None:
 
 
 def _train_here(config: Config, store: Store, *, yes: bool) -> None:
+    import logging
+
     from openclaw_rl.cli.service_consent import require_consent
     from openclaw_rl.settings.load import with_policy_owner
     from openclaw_rl.store.lineage.policy_names import stored_owner
