@@ -48,11 +48,12 @@ MAY_IMPORT = {
     "status": f"{BASE} methods store render engines train",
     "connect": f"{BASE} render supervisor",
     "sandbox": BASE,
+    "model_export": f"{BASE} render engines learner",
     "rollouts": f"{BASE} plugins supervisor",
     "evals": f"{BASE} protocols judge supervisor sandbox",
     "doctor": f"{BASE} store render engines other_trainers train trajectories supervisor status rollouts sandbox",
     "cli": f"{BASE} store render plugins train trajectories supervisor status connect rollouts evals doctor "
-    "environments tinker other_trainers engines fireworks",
+    "environments tinker other_trainers engines fireworks model_export",
     "__main__": "cli",
 }
 """Folder or root module -> what it may import. The stages (serve, collect, judge, train) never import one another."""
@@ -60,7 +61,15 @@ MAY_IMPORT = {
 STAGES = ("serve", "collect", "judge", "train")
 HEAVY = frozenset({"torch", "llguidance", "transformers", "peft", "safetensors", "matplotlib", "openai", "tinker"})
 MAY_IMPORT_HEAVY = (
-    *("engines/embedded/", "learner/", "tinker/", "compat/", "evals/", "serve/dialects/openai_chat_options.py"),
+    *(
+        "engines/embedded/",
+        "learner/",
+        "model_export/",
+        "tinker/",
+        "compat/",
+        "evals/",
+        "serve/dialects/openai_chat_options.py",
+    ),
     "environments/foreign/",  # programs under other Pythons
     "other_trainers/slime/weight_update.py",  # runs in slime's trainer
 )

@@ -63,6 +63,7 @@ def test_commands_that_read_a_home_have_only_the_options_that_they_use(name: str
         "inspect sessions": {"--limit", "--json"},
         "undo": {"--turn", "--session", "--since", "--lesson", "--policy", "--reason", "--yes", "--no-wait", "--now"},
         "learned": {"--policy", "--since", "--session", "--limit", "--json", "--html"},
+        "policies export": {"--merged", "--gguf", "--dtype", "--converter", "--no-check"},
         "policies list": {"--policy", "--limit", "--json"},
         "lessons list": {"--all", "--json"},
         "lessons forget": {"--yes"},

@@ -30,7 +30,7 @@ SHARED, OF_A_HOME = (
     for options in (settings_options, home_options)
 )
 INSPECT = ("sessions", "session", "turn", "policy", "episode", "group")
-POLICIES = ("list", "show", "diff", "promote", "rollback", "pin", "unpin", "freeze", "unfreeze")
+POLICIES = ("export", "list", "show", "diff", "promote", "rollback", "pin", "unpin", "freeze", "unfreeze")
 READERS = {
     "key",
     "status",

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from openclaw_rl.cli.load_config import load_config
+from openclaw_rl.cli.policy_export import export_policy
 from openclaw_rl.cli.rollback import run_rollback
 from openclaw_rl.common.printable import echo
 from openclaw_rl.errors import OpenClawError
@@ -23,6 +24,7 @@ def policy_commands() -> None:
 
 
 policy_commands.add_command(run_rollback)
+policy_commands.add_command(export_policy)
 
 
 @policy_commands.command("list")

@@ -53,7 +53,7 @@ def write_folder(out: Path, files: Mapping[str, bytes], fill: Callable[[Path], N
         for file in temporary.iterdir():
             sync_path(file)
         sync_path(temporary)
-    except Exception:  # such as a full disk, which must not lose more space
+    except BaseException:  # such as a full disk, which must not lose more space, or Ctrl-C
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     temporary.rename(out)
