@@ -22,6 +22,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from openclaw_rl.engines.adapter_file import read_adapter
 from openclaw_rl.errors import ModelError, OpenClawError
+from openclaw_rl.learner.model.full import FullWeights
 from openclaw_rl.model_export import shard_writer
 from openclaw_rl.model_export.adapter_updates import plan_updates
 from openclaw_rl.model_export.base_weights import read_shards
@@ -29,7 +30,7 @@ from openclaw_rl.model_export.logprob_check import compare_models
 from openclaw_rl.model_export.merged_folder import check_space, plan_merge, write_merged
 from openclaw_rl.model_export.model_card import describe_base
 from openclaw_rl.render.model_folder import ModelFiles
-from openclaw_rl.settings.load import from_flat
+from openclaw_rl.settings.load import from_flat, train_settings
 
 MODEL = from_flat({}).model
 
@@ -106,17 +107,23 @@ def test_transposed_layers_are_merged(tmp_path: Path, prefix: bool) -> None:
 
 
 def test_whole_weights_are_copied(tmp_path: Path) -> None:
-    version = copy_starter(tmp_path / "version")
-    weights = load_file(version / "model.safetensors")
+    version = tmp_path / "version"
+    version.mkdir()
+    full = FullWeights(
+        str(STARTER_FOLDER), train_settings({"finetune": "full", "optimizer.learning_rate": 1e-5}), MODEL
+    )
     torch.manual_seed(0)
-    changed = {name: tensor + 0.01 * torch.randn_like(tensor) for name, tensor in weights.items()}
-    save_file(changed, version / "model.safetensors", metadata={"format": "pt"})
+    for parameter in full.parameters.values():
+        parameter.data += 0.01 * torch.randn_like(parameter)
+    full.write(version)
+    changed = load_file(version / "model.safetensors")
     (version / "optimizer.state").write_bytes(b"x")
     (version / "trainer.json").write_text("{}")
     agreement = merge(STARTER_FOLDER, version, tmp_path / "out")
     assert (agreement.largest, agreement.change) == (0, None)
     written = load_file(tmp_path / "out" / "model.safetensors")
     assert all(torch.equal(written[name], tensor) for name, tensor in changed.items())
+    assert (tmp_path / "out" / "chat_template.jinja").is_file()
     assert not {"optimizer.state", "trainer.json"} & {path.name for path in (tmp_path / "out").iterdir()}
 
 
@@ -130,6 +137,7 @@ def test_a_model_that_lacks_the_adapter_is_found(tmp_path: Path) -> None:
     assert agreement.largest < agreement.bound
     assert agreement.change is not None
     assert agreement.change.share == pytest.approx(0, abs=1e-6)
+    assert agreement.is_within_bound
     assert not agreement.holds
 
 

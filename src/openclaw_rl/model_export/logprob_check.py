@@ -4,7 +4,8 @@ Shapes: P positions of all prompts together, K likeliest tokens at each.
 
 Two things are compared. The largest difference must be within the bound of the type of numbers. For 16-bit numbers that
 bound is wide, so the merged model must also have the version's whole change: with the change v of the version against
-its base and the change m of the merged model, the share m·v / v·v is 1, since rounding is independent of v.
+its base and the change m of the merged model, the share m·v / v·v is about 1. It is less if rounding loses the updates,
+because they are smaller than the distance of two numbers of the type.
 """
 
 from __future__ import annotations
@@ -67,8 +68,12 @@ class Agreement:
     change: Change | None  # None for whole weights, and for an adapter that changes nothing
 
     @property
+    def is_within_bound(self) -> bool:
+        return self.largest <= self.bound
+
+    @property
     def holds(self) -> bool:
-        return self.largest <= self.bound and (self.change is None or self.change.is_whole)
+        return self.is_within_bound and (self.change is None or self.change.is_whole)
 
     @property
     def hides_change(self) -> bool:

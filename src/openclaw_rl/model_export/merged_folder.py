@@ -189,14 +189,22 @@ def _compare(plan: MergePlan, folder: Path, model: ModelConfig) -> Agreement:
         model=model,
     )
     if not agreement.holds:
-        change = agreement.change
-        share = "" if change is None else f", and {change.share:.0%} of the version's change is in it"
-        raise ModelError(
-            f"the merged model is not the same as version {plan.policy.version}: log-probabilities differ by up to "
-            f"{agreement.largest:.3g} nats (at most {agreement.bound:g} expected for {agreement.bound_dtype}){share}. "
-            "Nothing was kept. Try --dtype float32; if that fails too, please report it"
-        )
+        raise ModelError(_describe_failure(agreement, plan))
     return agreement
+
+
+def _describe_failure(agreement: Agreement, plan: MergePlan) -> str:
+    if agreement.is_within_bound and agreement.change is not None:
+        return (
+            f"rounded to {plan.weights_dtype}, the merged model has {agreement.change.share:.0%} of what version "
+            f"{plan.policy.version} changed: most updates are smaller than the rounding. Nothing was kept. Give "
+            "--dtype float32"
+        )
+    return (
+        f"the merged model is not the same as version {plan.policy.version}: log-probabilities differ by up to "
+        f"{agreement.largest:.3g} nats, at most {agreement.bound:g} expected for {agreement.bound_dtype}. Nothing was "
+        "kept. Try --dtype float32; if that fails too, please report it"
+    )
 
 
 def _card_of(plan: MergePlan, agreement: Agreement | None) -> str:

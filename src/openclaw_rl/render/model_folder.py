@@ -27,7 +27,10 @@ _FLAG_OF_KEY = {
 _SPECIAL_TOKEN_KEYS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _WEIGHT_PATTERNS = ("*.safetensors", "pytorch_model*.bin")
 _PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
-_DOWNLOAD_PATTERNS = ("*.json", "*.jinja", "*.safetensors", "tokenizer*", "chat_template*")
+_DOWNLOAD_PATTERNS = (
+    *("*.json", "*.jinja", "*.safetensors", "tokenizer*", "chat_template*"),
+    *("README.md", "LICENSE*"),  # the licence, for the card of a merged model
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
