@@ -78,7 +78,7 @@ def export_policy(
     with progress_bar() as show, _merged_folder(folder, file) as out:
         agreement = write_merged(plan, out, check=None if no_check else config.model, show=show)
         if file is not None:
-            show("converting to GGUF", 0, None)
+            show("converting to GGUF", 0, 1)
             convert_folder(command, out, file)
     _report(plan, agreement, folder, file)
 

@@ -7,13 +7,16 @@ supervisor (`supervisor/hang_verdict.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 MAX_LIBRARY_SECONDS = 1800.0
 """Seconds that a call of a library may take that reports nothing, as while a worker starts."""
+
+ShowProgress = Callable[[str, int, int | None], None]
+"""Shows a person what is being done, how much of it is finished, and how much there is, if that is known."""
 
 
 class WorkKind(StrEnum):

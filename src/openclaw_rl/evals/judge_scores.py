@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from openclaw_rl.common.progress import ShowProgress
 from openclaw_rl.errors import JudgeError, OpenClawError
 from openclaw_rl.evals.graders import served_judge
 from openclaw_rl.evals.labelled_reactions import LabelledReaction, LabelledSet
-from openclaw_rl.evals.task_scores import ShowProgress
 from openclaw_rl.judge.llm import LlmJudge
 from openclaw_rl.judge.worker import make_judge
 from openclaw_rl.protocols import Judge

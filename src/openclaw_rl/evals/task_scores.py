@@ -17,6 +17,7 @@ from typing import Any
 
 import aiohttp
 
+from openclaw_rl.common.progress import ShowProgress
 from openclaw_rl.errors import ConfigError, JudgeError, OpenClawError, RequestError
 from openclaw_rl.evals.graders import GraderFactory, TaskGrader, grader_factory, is_judged
 from openclaw_rl.evals.personalisation.people import PersonEndpoint
@@ -36,8 +37,6 @@ PROPERTIES_SCORER = "properties"
 _PARALLEL_TASKS = 8
 
 AskModel = Callable[[EvalTask], Awaitable[TaskReply]]
-ShowProgress = Callable[[str, int, int | None], None]
-"""Called with what is being done, the number of finished tasks, and the number of all tasks if it is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

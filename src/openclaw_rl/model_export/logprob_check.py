@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from peft import PeftModel
 
+from openclaw_rl.common.progress import ShowProgress
 from openclaw_rl.errors import ModelError
 from openclaw_rl.learner.model.peft_adapter import load_base
 from openclaw_rl.render.model_folder import ModelFiles
@@ -35,6 +36,7 @@ SmolLM2-135M computed in bfloat16 differs by up to 0.5 from itself in float32, a
 """
 SHARE_TOLERANCE = 0.1
 """Largest deviation of the share from 1, beside three times its standard error."""
+_COMPARING = "comparing log-probabilities"  # of two models
 _CONVERSATIONS = (
     ("What is the capital of France?", "The capital of France is Paris."),
     ("Write a short thank-you note to a colleague.", "Dear Sam,\n\nThank you for your help with the report.\n\nBest,"),
@@ -82,7 +84,14 @@ class Agreement:
 
 
 def compare_models(
-    base: ModelFiles, version: Path, merged: Path, *, is_adapter: bool, weights_dtype: str, model: ModelConfig
+    base: ModelFiles,
+    version: Path,
+    merged: Path,
+    *,
+    is_adapter: bool,
+    weights_dtype: str,
+    model: ModelConfig,
+    show: ShowProgress = lambda what, done, total: None,
 ) -> Agreement:
     """Compare the model in `merged` with a version. Only one of them is in memory at a time.
 
@@ -92,6 +101,7 @@ def compare_models(
     """
     prompts = _encode_prompts(base)
     plain = None
+    show(_COMPARING, 0, 2)
     reference = load_base(str(base.folder if is_adapter else version), model)
     compute_dtype = str(reference.dtype).removeprefix("torch.")
     if is_adapter:
@@ -104,7 +114,9 @@ def compare_models(
     expected = scores.gather(1, ids)
     del reference, scores
     gc.collect()
+    show(_COMPARING, 1, 2)
     actual = _score(load_base(str(merged), model), prompts).gather(1, ids)
+    show(_COMPARING, 2, 2)
     difference = (actual - expected).abs()
     if not difference.isfinite().all():
         raise ModelError(f"{merged.name}: the merged model gives log-probabilities that are not finite")

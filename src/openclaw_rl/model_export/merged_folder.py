@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from openclaw_rl.common.atomic_files import write_folder
 from openclaw_rl.common.disk_space import RESERVE_BYTES, free_bytes
+from openclaw_rl.common.progress import ShowProgress
 from openclaw_rl.engines.adapter_file import has_full_weights, read_adapter
 from openclaw_rl.errors import ModelError, OpenClawError
 from openclaw_rl.model_export.adapter_updates import TORCH_TYPES, WeightUpdate, plan_updates
@@ -22,8 +23,6 @@ from openclaw_rl.render.model_folder import ModelFiles, read_json_object
 from openclaw_rl.settings.load import ModelConfig
 from openclaw_rl.types import Policy
 
-ShowProgress = Callable[[str, int, int | None], None]
-"""Gets what is done, and how much of how much, in MiB while files are written."""
 WRITABLE_TYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 """Types of numbers in which weights can be written -> safetensors name."""
 _CONFIG_FILE = "config.json"
@@ -133,8 +132,7 @@ def write_merged(plan: MergePlan, out: Path, *, check: ModelConfig | None, show:
     def fill(folder: Path) -> None:
         _write_files(plan, folder, show)
         if check is not None:
-            show("comparing log-probabilities", 0, None)
-            agreements.append(_compare(plan, folder, check))
+            agreements.append(_compare(plan, folder, check, show))
         card = _card_of(plan, agreements[0] if agreements else None)
         (folder / CARD_FILE).write_text(card, encoding="utf-8")
 
@@ -178,7 +176,7 @@ def _change_dtype(plan: MergePlan, folder: Path) -> None:
         (folder / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
-def _compare(plan: MergePlan, folder: Path, model: ModelConfig) -> Agreement:
+def _compare(plan: MergePlan, folder: Path, model: ModelConfig, show: ShowProgress) -> Agreement:
     assert plan.policy.path is not None
     agreement = compare_models(
         plan.base,
@@ -187,6 +185,7 @@ def _compare(plan: MergePlan, folder: Path, model: ModelConfig) -> Agreement:
         is_adapter=plan.is_adapter,
         weights_dtype=plan.weights_dtype,
         model=model,
+        show=show,
     )
     if not agreement.holds:
         raise ModelError(_describe_failure(agreement, plan))
