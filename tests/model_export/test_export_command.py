@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import stat
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -110,6 +113,34 @@ def test_a_disk_without_room_is_named_before_anything_is_written(home: Path, tmp
         error = error_of(run(home, "--merged", disk / "out"))
         assert "MiB free, and 12 MiB are needed. Nothing was written" in error
         assert sorted(disk.iterdir()) == before
+
+
+def test_a_killed_export_leaves_no_folder_and_the_next_one_completes(home: Path, tmp_path: Path) -> None:
+    out, unfinished = tmp_path / "out", tmp_path / ".out.tmp" / "model.safetensors"
+    command = [
+        sys.executable,
+        "-m",
+        "openclaw_rl",
+        "policies",
+        "export",
+        "1",
+        "--home",
+        str(home),
+        "--merged",
+        str(out),
+    ]
+    end = time.monotonic() + 240
+    with subprocess.Popen([*command, "--merged", str(out)]) as process:
+        while not unfinished.exists():
+            assert process.poll() is None
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        process.kill()
+    assert not out.exists()
+    done = run(home, "--merged", out)
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert out.is_dir()
+    assert not unfinished.parent.exists()
 
 
 def test_an_interrupted_folder_leaves_nothing(tmp_path: Path) -> None:
