@@ -110,7 +110,7 @@ def make_loop(store: Store, builder: SampleBuilder, replies: ScriptedReplies, tm
             loop.close()
         practice = PracticeSession(
             store,
-            PracticeConfig(**{"replies": 4, "contrast_share": 0.0} | settings),
+            PracticeConfig(**{"replies": 4, "contrast_share": 0.0, "rehearsal_share": 0.0} | settings),
             PromptSelector(
                 renderer=builder.renderer,
                 transient=EphemeralMatcher([]),

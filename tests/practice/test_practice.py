@@ -26,6 +26,7 @@ from openclaw_rl.methods.types import LessonGap, Sample, StepResult
 from openclaw_rl.practice import plan, prompts
 from openclaw_rl.practice.make_practice import make_practice
 from openclaw_rl.practice.prompts import MAX_REPLY_TOKENS, PromptSelector
+from openclaw_rl.practice.rehearsal import rehearsal_questions
 from openclaw_rl.render.hint import lessons_hint, with_hint
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.settings.load import from_flat
@@ -145,6 +146,27 @@ def test_a_share_of_the_teachers_replies_is_to_the_opposite_wish(
         )
     shown = CliRunner().invoke(cli, ["inspect", "turn", batch[0].turn, "--home", str(tmp_path)]).output
     assert f"practice: by the base, {'under a wish that contradicts' if count else 'with the lessons in its'}" in shown
+
+
+def test_a_share_of_the_prompts_is_rehearsal(
+    store: Store, make_loop: MakeLoop, fill: Fill, replies: ScriptedReplies, renderer: Renderer
+) -> None:
+    """Half of the questions are those that nobody asked, with the same lesson, and the round is practised to its end."""
+    (turn,) = fill(store, 1, question="Where is the Louvre?")
+    add_lesson(store, SHORT, [turn])
+    trainer = DivergingTrainer()
+    settle(make_loop(trainer, step_limit=2, rehearsal_share=0.5))
+    asked = [str(renderer.tokenizer.backend.decode(order.prompt_ids)) for order in replies.orders]
+    rehearsed = [text for text in asked if any(question in text for question in rehearsal_questions())]
+    assert len(rehearsed) == len(asked) / 2
+    assert all("Where is the Louvre?" in text for text in asked if text not in rehearsed)
+    assert sum("Keep answers short." in text for text in asked) == len(asked) / 2
+    assert len(trainer.batches) == 2
+    with store.read() as conn:
+        ids = [sample.turn for sample in trainer.batches[0]]
+        requests = [exchange.request for exchange in exchanges.get_many(conn, ids).values()]
+    questions = [request.messages[-1]["content"] for request in requests]
+    assert sum(question in rehearsal_questions() for question in questions) == 2, "stored as they were asked"
 
 
 class ContrastDivergingTrainer(ScriptedTrainer):

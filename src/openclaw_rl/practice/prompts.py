@@ -14,6 +14,7 @@ from openclaw_rl.common.rules.lesson_topics import HintTopics
 from openclaw_rl.errors import RequestError
 from openclaw_rl.practice.examined_lessons import TeachingCheck
 from openclaw_rl.practice.plan import PracticePlan
+from openclaw_rl.practice.rehearsal import ask_instead, rehearsal_questions, rehearsed_places
 from openclaw_rl.render.hint import lessons_hint, with_hint
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.store import exchanges
@@ -66,9 +67,12 @@ class PromptSelector:
         *,
         owner: OwnerFilter | None = None,
         count: int,
+        rehearsal_share: float = 0.0,
         seed: int,
     ) -> list[PracticePrompt]:
         """Return `count` prompts of the head's policy to which one of the plan's targets applies, if there are any.
+
+        `rehearsal_share`: of the prompts, whose question is replaced by one that nobody asked.
 
         Each lesson gets an equal share of the prompts, each prompt comes once before any comes again, and the order
         depends on the seed alone.
@@ -83,13 +87,24 @@ class PromptSelector:
                 if made is not None and lesson.id in by_lesson:
                     by_lesson[lesson.id].append(made)
         decks = [_shuffled(prompts, count, rng) for prompts in by_lesson.values() if prompts]
-        return [decks[i % len(decks)][i // len(decks)] for i in range(count)] if decks else []
+        if not decks:
+            return []
+        chosen = [decks[i % len(decks)][i // len(decks)] for i in range(count)]
+        places = rehearsed_places(count, rehearsal_share, rng)
+        for place in sorted(places):
+            question = rng.choice(rehearsal_questions())
+            rehearsed = self._make_prompt(conn, plan, head.name, ask_instead(chosen[place].exchange, question))
+            # None if the lesson is not examined, or the template rejects the messages: the person's prompt stays.
+            if rehearsed is not None:
+                chosen[place] = rehearsed
+        return chosen
 
     def has_current_lessons(
         self, conn: Connection, plan: PracticePlan, policy: str, prompts: Sequence[PracticePrompt]
     ) -> bool:
         """Return whether the lessons of all these prompts, and their texts, are still those of the plan."""
-        for prompt in {prompt.exchange.request.id: prompt for prompt in prompts}.values():
+        distinct = {(prompt.exchange.request.id, prompt.plain_ids.tobytes()): prompt for prompt in prompts}
+        for prompt in distinct.values():
             now = self._lessons_of(conn, plan, policy, prompt.exchange)
             if [(one.id, one.text) for one in now] != [(one.id, one.text) for one in prompt.lessons]:
                 return False

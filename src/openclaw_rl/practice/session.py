@@ -250,7 +250,15 @@ class PracticeSession:
                 self.note = f"practice of {words} waits for {reason}"
                 return None
             seed = (self._seed * 1_000_003 + practice_turns.count_all(conn, owner)) % 2**31
-            prompts = self._selector.select_prompts(conn, plan, head, owner=owner, count=settings.replies, seed=seed)
+            prompts = self._selector.select_prompts(
+                conn,
+                plan,
+                head,
+                owner=owner,
+                count=settings.replies,
+                rehearsal_share=settings.rehearsal_share,
+                seed=seed,
+            )
         if self._request_examinations(head):
             self.note = f"practice of {words} waits for the examination of its lessons"
             self.is_waiting = True

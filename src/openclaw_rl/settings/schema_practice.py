@@ -32,8 +32,15 @@ class PracticeConfig(Section):
         "the lesson instead; without any, a policy that has learned a lesson no longer follows another one in its "
         "prompt",
     )
+    rehearsal_share: float = Field(
+        0.25,
+        ge=0,
+        le=0.75,
+        description="share of the prompts of a round that are short questions which nobody asked, answered by the same "
+        "teacher; without any, what the person never asked about is answered wrong more often",
+    )
     guidance: float = Field(
-        1.0,
+        0.5,
         ge=0,
         le=4,
         description="how much more the teacher follows the lessons than its prompt alone makes it: its logits are "
