@@ -151,7 +151,7 @@ def test_a_share_of_the_teachers_replies_is_to_the_opposite_wish(
 def test_a_share_of_the_prompts_is_rehearsal(
     store: Store, make_loop: MakeLoop, fill: Fill, replies: ScriptedReplies, renderer: Renderer
 ) -> None:
-    """Half of the questions are those that nobody asked, with the same lesson, and the round is practised to its end."""
+    """Half of the questions are those that nobody asked, with the same lesson."""
     (turn,) = fill(store, 1, question="Where is the Louvre?")
     add_lesson(store, SHORT, [turn])
     trainer = DivergingTrainer()
