@@ -17,6 +17,7 @@ from tests.engines.remote.fireworks_server import FireworksDouble
 from tests.settings.test_cli_options import EVERY
 from tests.store import world
 
+from openclaw_rl.common.progress import Wait
 from openclaw_rl.common.statistics.rater_agreement import Kappa
 from openclaw_rl.judge.voting import majority_score
 from openclaw_rl.serve.gateway import sampling_fields
@@ -29,7 +30,6 @@ from openclaw_rl.status.report import CURES
 from openclaw_rl.store.lessons.examinations import Withdrawal, WithdrawalCode
 from openclaw_rl.store.lessons.lessons import Lesson, LessonState
 from openclaw_rl.store.lineage.policy_marks import HeadMove
-from openclaw_rl.train.tracking import WAITING_PREFIX
 from openclaw_rl.types import Sampling, Verdict, Vote
 
 ROOT = Path(__file__).parents[2]
@@ -134,7 +134,8 @@ SITUATIONS: Mapping[str, dict[str, Any]] = {
     "a queue of the trainer": {"trainable_turns": 10**6},
     "rare steps": {
         "steps": [{"at": 100.0 * n, "seconds": 1.0} for n in range(3)],
-        "heartbeat_notes": {"train": f"{WAITING_PREFIX}: 0 of 2"},
+        "heartbeat_notes": {"train": "0 of 2"},
+        "heartbeat_waits": {"train": frozenset({Wait.TURNS})},
     },
     "neutral scores": {"verdicts": [world.verdict(f"t{n}", score=0) for n in range(10)]},
     "empty reactions": {"verdicts": [world.verdict(f"t{n}", score=None) for n in range(10)], "empty_reactions": 10},
@@ -198,7 +199,14 @@ HOMES: Mapping[str, dict[str, Any]] = {
 
 def snapshot(config: Config, situation: Mapping[str, Any]) -> HealthSnapshot:
     nothing: dict[str, Any] = {
-        **{"log_lines": [], "steps": [], "heartbeat_notes": {}, "verdicts": [], "unlinked_reasons": []},
+        **{
+            "log_lines": [],
+            "steps": [],
+            "heartbeat_notes": {},
+            "heartbeat_waits": {},
+            "verdicts": [],
+            "unlinked_reasons": [],
+        },
         **{"empty_reactions": 0, "main_turns": 0, "isolated_turns": 0, "waiting_turns": 0, "trainable_turns": 0},
         **{"longest_wait": 0.0, "agreement": (0, 0), "worker_problems": [], "damaged_versions": [], "full_disks": []},
         **{"untrusted_judges": {}, "waiting_undo": [], "automatic_rollback": None, "withdrawn_lessons": []},
@@ -291,3 +299,13 @@ def test_troubles_are_found_without_a_request_to_fireworks() -> None:
         settings |= {"fireworks.base_model": "accounts/fireworks/models/letters", "fireworks.url": service.url}
         assert program_checks.check_engine(from_flat({"engine.backend": "fireworks"} | settings)) is None
         assert service.requests == []
+
+
+@pytest.mark.parametrize("wait", [Wait.MAX_STEPS, Wait.FROZEN, Wait.SETTLING])
+def test_a_trainer_that_pauses_on_purpose_does_not_fall_behind(wait: Wait) -> None:
+    """What the note says does not matter."""
+    situation = SITUATIONS["a queue of the trainer"] | {"heartbeat_notes": {"train": "a pause"}}
+    busy = snapshot(Config(), situation)
+    assert diagnose.trainer_behind(busy) is not None
+    waiting = {"heartbeat_waits": {"train": frozenset({wait, Wait.TURNS})}}
+    assert diagnose.trainer_behind(snapshot(Config(), situation | waiting)) is None

@@ -18,6 +18,7 @@ from tests.train.conftest import put
 from tests.train.state_trainer import StateTrainer
 
 from openclaw_rl.cli.main import cli
+from openclaw_rl.common.progress import Wait
 from openclaw_rl.errors import ModelError, OpenClawError
 from openclaw_rl.methods.types import Sample, StepResult
 from openclaw_rl.render.renderer import Renderer
@@ -140,7 +141,8 @@ AT_TINKER = ("train.trainer=tinker", "engine.backend=tinker", "gate.kind=numbers
 class AbsentTrainer:
     """A loop whose service does not answer; the third attempt is interrupted."""
 
-    note = "waiting for the trainer: the Tinker service does not answer"
+    note = "the Tinker service does not answer"
+    waits = frozenset({Wait.TRAINER})
 
     def __init__(self) -> None:
         self.attempts = 0

@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 from sqlalchemy import Connection
 
+from openclaw_rl.common.progress import Wait
 from openclaw_rl.common.statistics.rater_agreement import Kappa
 from openclaw_rl.common.terminal import TerminalConsole
 from openclaw_rl.methods.registry import make_method
@@ -29,7 +30,6 @@ from openclaw_rl.status.program_checks import check_engine, check_ray_head, engi
 from openclaw_rl.status.withdrawn_lessons import withdrawal_text
 from openclaw_rl.store.behaviour.observations import BEHAVIOUR_JUDGE, is_signal
 from openclaw_rl.train.learning_rate import find_low_rate
-from openclaw_rl.train.tracking import WAITING_PREFIX
 from openclaw_rl.types import Verdict
 
 MIN_COUNT = 10  # minimum number of turns or verdicts for a diagnosis
@@ -41,6 +41,8 @@ MIN_FEEDBACK_AGREEMENT = 0.6  # minimum share of turns on which the judge agrees
 MAX_NORM_RATIO = 10.0  # maximum gradient norm, as a multiple of the median of the earlier norms
 MAX_UNLINKED_SHARE = 0.2  # maximum share of turns whose history was not recognised
 MAX_SHOWN_LESSONS = 5
+_PAUSES = frozenset({Wait.MAX_STEPS, Wait.FROZEN, Wait.SETTLING})
+"""What a trainer waits for that may let turns wait."""
 MAX_ROLLBACK_AGE = 86400.0  # seconds that an automatic rollback is reported
 _OUT_OF_MEMORY = re.compile(
     r"does not fit into memory|out of memory|OutOfMemoryError|can't allocate memory|\(signal SIGKILL\)", re.IGNORECASE
@@ -146,8 +148,8 @@ def judge_behind(signs: HealthSnapshot) -> Diagnosis | None:
 def trainer_behind(signs: HealthSnapshot) -> Diagnosis | None:
     """Diagnose a training queue of at least two full steps."""
     train, note = signs.config.train, signs.heartbeat_notes.get("train", "it never ran: `openclaw-rl train` starts it")
-    pausing = any(words in note for words in ("train.max_steps", "training is frozen", "since the automatic rollback"))
-    if signs.trainable_turns < 2 * train.batch.max_step_turns or pausing or make_method(train).uses_episodes:
+    is_paused = bool(_PAUSES & signs.heartbeat_waits.get("train", frozenset()))
+    if signs.trainable_turns < 2 * train.batch.max_step_turns or is_paused or make_method(train).uses_episodes:
         return None
     return Diagnosis(
         name="the trainer falls behind",
@@ -162,7 +164,7 @@ def slow_collection(signs: HealthSnapshot) -> Diagnosis | None:
     """Diagnose a trainer that waits although rollouts run here. With users, waiting is expected."""
     rollout, steps = signs.config.rollout, [s for s in signs.steps if "seconds" in s]
     ours = rollout.function_path or rollout.generate_path or signs.config.data.watch_dir
-    if not ours or len(steps) < 3 or not signs.heartbeat_notes.get("train", "").startswith(WAITING_PREFIX):
+    if not ours or len(steps) < 3 or signs.heartbeat_waits.get("train") != frozenset({Wait.TURNS}):
         return None
     busy = sum(s["seconds"] for s in steps[1:]) / max(steps[-1]["at"] - steps[0]["at"], 1e-9)
     if busy >= MIN_BUSY_SHARE:

@@ -100,6 +100,7 @@ def collect_status(conn: Connection, now: float) -> dict[str, Any]:
                 "alive": b.is_alive(now),
                 "state": b.state,
                 "note": b.note,
+                "waits": sorted(b.waits),
                 "advanced": round(now - b.advanced_at, 1),
                 "activity": None
                 if b.activity is None

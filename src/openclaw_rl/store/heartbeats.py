@@ -14,7 +14,7 @@ from sqlalchemy import Connection, delete, select, update
 from sqlalchemy.dialects.sqlite import Insert, insert
 
 from openclaw_rl.common.process_guard import process_exists
-from openclaw_rl.common.progress import Activity, current_activity, progress_count
+from openclaw_rl.common.progress import Activity, Wait, current_activity, progress_count
 from openclaw_rl.errors import StoreError
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.rows import from_row
@@ -48,6 +48,8 @@ class Heartbeat:
     note: str  # what the worker waits for or works on, as text; if PARKED, the reason and the cure
     advanced_at: float = 0.0  # seconds since the epoch; when its work last advanced
     activity: Activity | None = None  # a piece of work that takes long
+    waits: frozenset[Wait] = frozenset()
+    """Its waits, of a trainer those of all its policies; empty while it works."""
 
     def is_alive(self, now: float, stale: float = TIMEOUT) -> bool:
         """Return whether the heartbeat is younger than `stale` seconds or, while starting, the process exists.
@@ -66,18 +68,22 @@ def write_heartbeat(
     *,
     advanced: bool = True,
     activity: Activity | None = None,
+    waits: Collection[Wait] = (),
 ) -> None:
     """Record that loop `name` is alive now, in this process or in `pid`.
 
-    `advanced`: whether its work has advanced since the heartbeat before; `activity`: what it works on.
+    `advanced`: whether its work has advanced since the heartbeat before; `activity`: what it works on; `waits`: what it
+    waits for.
     """
     now = time.time()
     row = {"name": name, "pid": pid or os.getpid(), "at": now, "state": state, "note": note}
-    work = "" if activity is None else msgspec.json.encode(activity).decode()
+    row |= {
+        "advanced_at": now,
+        "activity": "" if activity is None else msgspec.json.encode(activity).decode(),
+        "waits": msgspec.json.encode(sorted(waits)).decode(),
+    }
     with store.write(durable=False) as conn:
-        conn.execute(
-            _write_advance if advanced else _write_without_advance, row | {"advanced_at": now, "activity": work}
-        )
+        conn.execute(_write_advance if advanced else _write_without_advance, row)
 
 
 class ProgressReader:
@@ -94,8 +100,13 @@ class ProgressReader:
         return advanced
 
 
-def heartbeat_writer(store: Store, name: str, note: Callable[[], str]) -> Callable[[str | None], None]:
-    """Return a function that writes the heartbeats of a loop; its argument is why the loop pauses, or None."""
+def heartbeat_writer(
+    store: Store, name: str, note: Callable[[], str], waits: Callable[[], Collection[Wait]] = tuple
+) -> Callable[[str | None], None]:
+    """Return a function that writes the heartbeats of a loop; its argument is why the loop pauses, or None.
+
+    `note`, `waits`: return what the loop does, as text, and what it waits for.
+    """
     progress = ProgressReader()
 
     def write(problem: str | None) -> None:
@@ -106,6 +117,7 @@ def heartbeat_writer(store: Store, name: str, note: Callable[[], str]) -> Callab
             RUNNING if problem is None else PARKED,
             advanced=progress.has_advanced(),
             activity=current_activity(),
+            waits=waits() if problem is None else (),
         )
 
     return write
@@ -114,7 +126,9 @@ def heartbeat_writer(store: Store, name: str, note: Callable[[], str]) -> Callab
 def read_heartbeats(conn: Connection) -> list[Heartbeat]:
     """Return the last heartbeat of every loop, sorted by name."""
     rows = conn.execute(select(loops).order_by(loops.c.name))
-    return [from_row(Heartbeat, row, activity=_read_activity(row.activity)) for row in rows]
+    return [
+        from_row(Heartbeat, row, activity=_read_activity(row.activity), waits=_read_waits(row.waits)) for row in rows
+    ]
 
 
 def _read_activity(text: str) -> Activity | None:
@@ -125,6 +139,12 @@ def _read_activity(text: str) -> Activity | None:
         return _activity_decoder.decode(text)
     except msgspec.MsgspecError:
         return None
+
+
+def _read_waits(text: str) -> frozenset[Wait]:
+    """Return what a stored heartbeat waits for, without what only a later version of the program knows."""
+    known = {wait.value: wait for wait in Wait}
+    return frozenset(known[value] for value in msgspec.json.decode(text) if value in known)
 
 
 def reported_problems(conn: Connection, now: float) -> list[str]:

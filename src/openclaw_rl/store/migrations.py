@@ -55,5 +55,6 @@ MIGRATIONS: Sequence[Migration] = (
     partial(_run_file, "20_file_digests"),
     partial(_run_file, "21_progress"),
     partial(_run_file, "22_lesson_examinations"),
+    partial(_run_file, "23_waits"),
 )
 """Migration n is at index n - 1. Each runs in the same transaction that writes the new schema number."""

@@ -403,4 +403,5 @@ loops = Table(
     *_required(Text, "state note"),
     Column("advanced_at", Float, nullable=False, server_default="0"),
     Column("activity", Text, nullable=False, server_default=""),  # JSON; empty: nothing that takes long
+    Column("waits", Text, nullable=False, server_default="[]"),  # JSON list of `Wait`
 )

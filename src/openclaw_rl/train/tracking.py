@@ -20,11 +20,6 @@ from openclaw_rl.train.learning_rate import LowRateWarning
 from openclaw_rl.types import Policy, PolicyState, Verdict
 
 log, _step_log = logging.getLogger(__name__), logging.getLogger("openclaw_rl.train")
-WAITING_PREFIX = "waiting for turns: "
-"""Prefix of the status note of a trainer that found too few turns."""
-TRAINER_PREFIX = "waiting for the trainer: "
-"""Prefix of the status note while no step can be taken: the service or the program that takes it is absent."""
-
 METRICS_FILE = "metrics.jsonl"
 NO_STEP_STATE = "no step"
 _WANDB_SECONDS = 15.0  # timeout of W&B's initialisation
@@ -48,15 +43,6 @@ def summary_line(policy: Policy, m: Mapping[str, float], used: int) -> str:
     parts += [form.format(m[name]) for name, form in _SUMMARY_METRICS.items() if name in m]
     line = ", ".join(parts)
     return f"{line}: rejected: {policy.reason}" if policy.reason else line
-
-
-def join_notes(notes: Mapping[str, str], most: int = 3) -> str:
-    """Return the status notes of several policies as one, each with the policy's name; that of one as it is."""
-    if len(notes) == 1:
-        return next(iter(notes.values()))
-    prefix = WAITING_PREFIX if all(note.startswith(WAITING_PREFIX) for note in notes.values()) else ""
-    named = [f"{name}: {note.removeprefix(prefix)}" for name, note in notes.items()]
-    return prefix + "; ".join(named[:most]) + (f"; and {len(named) - most} more" if len(named) > most else "")
 
 
 def number_of_turns(fresh: int, replays: int) -> str:
