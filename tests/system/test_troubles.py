@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,8 +108,9 @@ def voted(store: Store, *scores: int, count: int = 10) -> None:
             world.serve(conn, f"v{n}")
             world.close(conn, f"v{n}")
             votes = [Vote(score=score) for score in scores]
-            score, reason = majority_score(votes, 0.5)
-            turns.add_verdict(conn, world.verdict(f"v{n}", score=score, votes=tuple(votes), reason=reason))
+            majority = majority_score(votes, 0.5)
+            verdict = world.verdict(f"v{n}", score=majority.score, votes=tuple(votes), reason=majority.reason)
+            turns.add_verdict(conn, replace(verdict, reason_code=majority.code))
 
 
 def test_a_home_that_is_well_has_none(store: Store) -> None:
@@ -222,10 +224,10 @@ def test_judges_that_disagree(store: Store) -> None:
     assert "67% of a turn's votes, over 10 turns" in trouble.evidence
     assert trouble.settings == {"judge.num_judges": 5, "judge.consensus_threshold": 0.6}
     narrow = [Vote(score=s) for s in (1, 1, 1, -1, -1)]
-    assert majority_score(narrow, float(trouble.settings["judge.consensus_threshold"]))[0] == 1, "three of five"
+    assert majority_score(narrow, float(trouble.settings["judge.consensus_threshold"])).score == 1, "three of five"
     stricter = seen(store, dict(trouble.settings))["judges disagree"].settings
     assert stricter == {"judge.consensus_threshold": 0.8}
-    assert majority_score(narrow, 0.8)[0] is None, "it trains nothing now"
+    assert majority_score(narrow, 0.8).score is None, "it trains nothing now"
     assert not seen(store, dict(trouble.settings) | stricter)["judges disagree"].settings
 
 

@@ -35,7 +35,7 @@ from openclaw_rl.train.orchestrator import TrainLoop
 from openclaw_rl.train.rollback import plan_promotion
 from openclaw_rl.train.sample_builder import SampleBuilder
 from openclaw_rl.train.undo import lesson_id, plan_undo, select_turns
-from openclaw_rl.types import JudgedTurn, PolicyState, TurnState, Use
+from openclaw_rl.types import JudgedTurn, PolicyState, Reason, ReasonCode, TurnState, Use
 
 Judged = Callable[..., JudgedTurn]
 TRAIN = {"batch.min_turns": 2, "batch.max_turns": 2, "batch.max_wait": 1e9}
@@ -391,9 +391,9 @@ def test_a_batch_that_fails_does_not_stop_the_rest(home: Home) -> None:
 def test_what_became_untrainable_is_left_out(home: Home) -> None:
     home.learn(3)
     with home.store.write() as conn:
-        turns.mark_untrainable(conn, {home.learned[2][0]: "its client forbids it"})
-        turns.mark_untrainable(conn, {home.learned[3][0]: "its client forbids it"})
-        turns.mark_untrainable(conn, {home.learned[3][1]: "its client forbids it"})
+        turns.mark_untrainable(conn, {home.learned[2][0]: Reason(ReasonCode.NOT_STORED, "its client forbids it")})
+        turns.mark_untrainable(conn, {home.learned[3][0]: Reason(ReasonCode.NOT_STORED, "its client forbids it")})
+        turns.mark_untrainable(conn, {home.learned[3][1]: Reason(ReasonCode.NOT_STORED, "its client forbids it")})
     assert home.undo("--session", "s1", "--yes").exit_code == 0
     while home.left():
         assert home.loop.run_once()

@@ -30,7 +30,7 @@ from openclaw_rl.status.program_checks import check_engine, check_ray_head, engi
 from openclaw_rl.status.withdrawn_lessons import withdrawal_text
 from openclaw_rl.store.behaviour.observations import BEHAVIOUR_JUDGE, is_signal
 from openclaw_rl.train.learning_rate import find_low_rate
-from openclaw_rl.types import Verdict
+from openclaw_rl.types import ReasonCode, Verdict
 
 MIN_COUNT = 10  # minimum number of turns or verdicts for a diagnosis
 MAX_VERDICT_WAIT = 60.0  # seconds that a turn may wait for its verdict
@@ -44,6 +44,7 @@ MAX_SHOWN_LESSONS = 5
 _PAUSES = frozenset({Wait.MAX_STEPS, Wait.FROZEN, Wait.SETTLING})
 """What a trainer waits for that may let turns wait."""
 MAX_ROLLBACK_AGE = 86400.0  # seconds that an automatic rollback is reported
+_SPLIT_VOTES = frozenset({ReasonCode.TIE, ReasonCode.NO_MAJORITY})
 _OUT_OF_MEMORY = re.compile(
     r"does not fit into memory|out of memory|OutOfMemoryError|can't allocate memory|\(signal SIGKILL\)", re.IGNORECASE
 )
@@ -184,15 +185,15 @@ def scores_collapsed(signs: HealthSnapshot) -> Diagnosis | None:
     middle = sum(not v.score for v in verdicts)
     if len(verdicts) < MIN_COUNT or middle < MAX_NEUTRAL_SHARE * len(verdicts):
         return None
-    abstained = [v for v in verdicts if v.score is None and len(v.votes) > 1 and v.reason.startswith("abstained")]
+    split_codes = [v.reason_code for v in verdicts if v.reason_code in _SPLIT_VOTES]
     seen = f"verdicts: {middle} of the newest {len(verdicts)} are neither +1 nor -1"
     settings: dict[str, Any] = {}
     if signs.empty_reactions > middle / 2:
         seen += f"; {signs.empty_reactions} of the reactions have no text"
         advice = "`openclaw-rl inspect turn ID` shows them: the client must send the user's next message as text"
-    elif sum("a tie" in v.reason for v in abstained) > middle / 2:
+    elif split_codes.count(ReasonCode.TIE) > middle / 2:
         settings, advice = {"judge.num_judges": max(5, judge.num_judges + 2) | 1}, "more votes break ties"
-    elif len(abstained) > middle / 2:
+    elif len(split_codes) > middle / 2:
         settings, advice = {"judge.consensus_threshold": 0.5}, "most votes agree, and fewer suffice then"
     elif judge.kind == "rules":
         settings = _llm_settings(judge)

@@ -19,6 +19,7 @@ from openclaw_rl.errors import StoreError
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.rows import from_row
 from openclaw_rl.store.schema import attempts, loops
+from openclaw_rl.types import Reason, ReasonCode
 
 RUNNING, STARTING, PARKED, DEGRADED = "running", "starting", "parked", "degraded"
 PROBLEM_STATES = (PARKED, DEGRADED)
@@ -235,7 +236,7 @@ class AttemptLog:
             counts = {ref: count for ref, count in self._counts(conn).items() if ref != _SET_ASIDE_REF} | self._begun
         return {ref: count for ref, count in counts.items() if count}
 
-    def give_up(self, conn: Connection, ref: str, deaths: int) -> str | None:
+    def give_up(self, conn: Connection, ref: str, deaths: int) -> Reason | None:
         """Return why a row is to be set aside; None if workers died on it less than twice, or if it is not the cause.
 
         The caller sets the row aside in the same transaction.
@@ -245,7 +246,8 @@ class AttemptLog:
         self._begun.pop(ref, None)
         conn.execute(delete(attempts).where(attempts.c.stage == self._stage, attempts.c.ref == ref))
         conn.execute(_begin_attempt, {"stage": self._stage, "ref": _SET_ASIDE_REF, "count": 1, "pid": os.getpid()})
-        return f"set aside: the {self._stage} worker died {deaths} times while it worked on it"
+        detail = f"set aside: the {self._stage} worker died {deaths} times while it worked on it"
+        return Reason(ReasonCode.SET_ASIDE, detail)
 
     def _counts(self, conn: Connection) -> dict[str, int]:
         deaths = attempts.c.count - attempts.c.excused

@@ -36,10 +36,10 @@ from openclaw_rl.train.satisfaction_watch import SatisfactionWatch, pause_reason
 from openclaw_rl.train.step_outcome import StepOutcome, failed_version, make_uses
 from openclaw_rl.train.tracking import MetricsTracker, StepReporter, number_of_turns, storable_metrics
 from openclaw_rl.train.version_thinning import VersionThinner
-from openclaw_rl.types import JudgedTurn, Lease, Policy
+from openclaw_rl.types import JudgedTurn, Lease, Policy, Reason, ReasonCode
 
 log = logging.getLogger("openclaw_rl.train")
-NO_GRADIENT_REASON = "the batch that it was in had no gradient"
+NO_GRADIENT_REASON = Reason(ReasonCode.NO_GRADIENT, "the batch that it was in had no gradient")
 RECHECK_SECONDS = 1.0  # seconds until the store is read again without a commit, because `max_wait` may have passed
 
 
@@ -145,7 +145,7 @@ class TrainLoop:
             return False
         except DamagedRow as error:
             log.warning("turn %s is left out: %s", error.turn, error)
-            self._drop_turns({error.turn: str(error)})
+            self._drop_turns({error.turn: Reason(ReasonCode.DAMAGED, str(error))})
             return True
         except TrainerAbsent as error:
             self._work = WorkNote(str(error), frozenset({Wait.TRAINER}))
@@ -252,18 +252,18 @@ class TrainLoop:
                 return
             alone = next(iter(deaths)) if len(deaths) == 1 else None
             total = heartbeats.MAX_DEATHS if is_bisected else max(deaths.values())
-            words = f"{batch_bisection.FAILED_PREFIX}the trainer died on {number_of_turns(len(deaths), 0)}"
+            reason = batch_bisection.failure_reason(f"the trainer died on {number_of_turns(len(deaths), 0)}")
             if alone is not None:
                 if (why := self._attempts.give_up(conn, alone, total)) is None:
                     return
                 turns.mark_untrainable(conn, {alone: why})
             head = policies.head(conn, name_of_turn(conn, self._per, next(iter(deaths))))
-            policy = failed_version(head, policies.next_version(conn), words, self._clock())
+            policy = failed_version(head, policies.next_version(conn), reason, self._clock())
             uses = training_queue.next_uses(conn, policy.version, deaths)
             policies.reject(conn, lease, policy, uses, self._clock(), lease_now=self._keeper.clock())
             self._ledger.end_fatal_batch(conn, head.name, deaths)
             self._attempts.end(conn, success=False)
-        log.error("version %d: %s", policy.version, words)
+        log.error("version %d: %s", policy.version, reason)
 
     def _is_batch_ready(self, name: str, items: Sequence[JudgedTurn], usable: int) -> bool:
         if usable == 0 or self._is_fixed:
@@ -344,26 +344,26 @@ class TrainLoop:
 
         Raises `StaleLease`, and `OpenClawError` after too many failures.
         """
-        words = f"{batch_bisection.FAILED_PREFIX}{type(error).__name__}: {error}"
-        log.error("version %d, %d samples: %s", version, len(samples), words)
-        self._reporter.report_skipped_batch(head, {s.turn: words for s in samples}, {}, self._clock())
+        reason = batch_bisection.failure_reason(f"{type(error).__name__}: {error}")
+        log.error("version %d, %d samples: %s", version, len(samples), reason)
+        self._reporter.report_skipped_batch(head, {s.turn: reason for s in samples}, {}, self._clock())
         if isinstance(error, TooLarge) and not self._ledger.is_active:
             turn = batch_bisection.longest_sample(samples)
             if turn.replay:
                 self._replays.exclude_turn(turn.turn)
                 self._next_check = 0.0  # check again at once: nothing was committed, but there is work
             else:
-                self._drop_turns({turn.turn: words})
+                self._drop_turns({turn.turn: reason})
             return
         self._consecutive_failures += (alone := len({s.turn for s in samples}) == 1)
         if self._consecutive_failures >= batch_bisection.MAX_CONSECUTIVE_FAILURES:
             failures = f"{self._consecutive_failures} turns failed one by one, so the turns are not the cause"
-            raise OpenClawError(f"training stopped: {failures}: {words}") from error
-        policy = failed_version(head, version, words, self._clock())
+            raise OpenClawError(f"training stopped: {failures}: {reason}") from error
+        policy = failed_version(head, version, reason, self._clock())
         lease, uses = self._keeper.require_lease(), make_uses(version, samples, earlier)
         with self._store.write() as conn:
             policies.reject(conn, lease, policy, uses, self._clock(), lease_now=self._keeper.clock())
-            turns.mark_untrainable(conn, {samples[0].turn: words} if alone else {})
+            turns.mark_untrainable(conn, {samples[0].turn: reason} if alone else {})
             self._ledger.end_batch(conn)
 
     def _publish_or_reject(self, step: StepOutcome, counts: Mapping[str, int]) -> None:
@@ -388,7 +388,7 @@ class TrainLoop:
         self._replays.mark_unfit(s.turn for s in step.left_out if s.replay)
         self._drop_counts.clear()
         if reason:
-            self._trainer.reject_step(reason, step.result.folder)
+            self._trainer.reject_step(reason.detail, step.result.folder)
         else:
             self._trainer.mark_loaded(policy)
             self._monitor.trust(policy)
@@ -404,7 +404,7 @@ class TrainLoop:
                 metrics |= satisfaction_metrics(conn, policies.lineage(conn, step.head.version)[: self._eval_every])
         return metrics
 
-    def _drop_turns(self, reasons: Mapping[str, str]) -> None:
+    def _drop_turns(self, reasons: Mapping[str, Reason]) -> None:
         with self._store.write() as conn:
             leases.check(conn, self._keeper.require_lease(), self._keeper.clock())
             turns.mark_untrainable(conn, reasons)

@@ -17,7 +17,7 @@ from openclaw_rl.settings.load import TrackConfig
 from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME
 from openclaw_rl.train.checkpoints import CheckpointWriter
 from openclaw_rl.train.learning_rate import LowRateWarning
-from openclaw_rl.types import Policy, PolicyState, Verdict
+from openclaw_rl.types import Policy, PolicyState, Reason, Verdict
 
 log, _step_log = logging.getLogger(__name__), logging.getLogger("openclaw_rl.train")
 METRICS_FILE = "metrics.jsonl"
@@ -134,7 +134,8 @@ class MetricsTracker:
             "at": policy.created_at,
             "turns": list(turns),
         }
-        self._append_line(line | ({"reason": policy.reason} if policy.reason else {}))
+        refusal = {"reason": policy.reason, "code": policy.reason_code}
+        self._append_line(line | (refusal if policy.reason else {}))
         for name, sink in list(self._sinks.items()):
             try:
                 sink(policy.version, finite)
@@ -143,7 +144,7 @@ class MetricsTracker:
                 del self._sinks[name]
 
     def log_skipped_batch(
-        self, head: Policy, reasons: Mapping[str, str], metrics: Mapping[str, float], at: float
+        self, head: Policy, reasons: Mapping[str, Reason], metrics: Mapping[str, float], at: float
     ) -> None:
         """Log a batch that ended without a step, with a reason for each turn. Only to the file.
 
@@ -155,7 +156,8 @@ class MetricsTracker:
             "state": NO_STEP_STATE,
             "at": at,
             "turns": list(reasons),
-            "reasons": dict(reasons),
+            "reasons": {turn: reason.detail for turn, reason in reasons.items()},
+            "codes": {turn: reason.code.value for turn, reason in reasons.items()},
         }
         self._append_line(finite | line)
 
@@ -239,7 +241,7 @@ class StepReporter:
         self._low_rate_warning.add_step(metrics)
 
     def report_skipped_batch(
-        self, head: Policy, reasons: Mapping[str, str], metrics: Mapping[str, float], at: float
+        self, head: Policy, reasons: Mapping[str, Reason], metrics: Mapping[str, float], at: float
     ) -> None:
         """Track a batch without a result, with the reason of each turn."""
         if self._tracker is not None:
