@@ -24,6 +24,7 @@ from tests.system.test_words import run
 from openclaw_rl.collect.worker import Collector
 from openclaw_rl.common import message_hash
 from openclaw_rl.common.logging_metrics import setup_logging
+from openclaw_rl.common.progress import Wait
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.gates.metric_gates import rejection_reason
 from openclaw_rl.judge.voting import majority_score
@@ -192,7 +193,7 @@ def test_a_trainer_that_falls_behind(store: Store) -> None:
 
 def test_slow_collection(store: Store) -> None:
     steps(store, (0, 1, 1), (100, 1, 1), (200, 1, 1))
-    heartbeats.write_heartbeat(store, "train", "waiting for turns: 0 of 2")
+    heartbeats.write_heartbeat(store, "train", "0 of 2", waits=[Wait.TURNS])
     assert seen(store) == {}, "nobody is told to talk faster"
     trouble = seen(store, {"data.watch_dir": "/somewhere"})["slow collection"]
     assert "busy 1% of the time" in trouble.evidence
@@ -307,7 +308,7 @@ def test_a_worker_that_does_not_run(store: Store) -> None:
     for age in (0, 1200):  # its crashes, then what the supervisor left in the store
         trouble = seen(store, now=time.time() + age)["a worker does not run"]
         assert reason in trouble.evidence
-    heartbeats.write_heartbeat(store, "train", "waiting for turns: 0 of 2")
+    heartbeats.write_heartbeat(store, "train", "0 of 2", waits=[Wait.TURNS])
     assert seen(store, now=time.time() + 1200) == {}, "it runs again"
 
 
