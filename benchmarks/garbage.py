@@ -127,7 +127,7 @@ def run(base: str, out: Path, make: Make, *, count: int = STEPS, **settings: Any
         result = trainer.step(make(trainer, rng, step), str(out / f"{step}"))
         left_out += len(result.dropped)
         if result.folder is None:
-            refused.append(next(iter(result.dropped.values())))
+            refused.append(next(iter(result.dropped.values())).detail)
         else:
             steps.append(dict(result.metrics))
     return Outcome(steps=steps, refused=refused, left_out=left_out)

@@ -18,8 +18,7 @@ from openclaw_rl.common.policy_digest import digest_of_folder
 from openclaw_rl.settings.load import Config
 from openclaw_rl.store import exchanges, schema
 from openclaw_rl.store.lineage import policies
-from openclaw_rl.store.turn_states import DropReason
-from openclaw_rl.types import ExchangeStatus, PolicyState
+from openclaw_rl.types import ExchangeStatus, PolicyState, ReasonCode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +67,7 @@ def check_replies(conn: Connection, requests: Iterable[ClientRequest], spared: s
 def _continues_degenerate(conn: Connection, target: str, reaction: str) -> bool:
     cause = conn.scalar(select(schema.turns.c.cause).where(schema.turns.c.id == target))
     parent = conn.scalar(select(schema.turns.c.parent).where(schema.turns.c.id == reaction))
-    return cause == DropReason.DEGENERATE.value and parent == target
+    return cause == ReasonCode.DEGENERATE.value and parent == target
 
 
 def check_reactions(conn: Connection, requests: Iterable[ClientRequest], spared: set[str]) -> Iterator[str]:

@@ -20,7 +20,7 @@ from openclaw_rl.common.message_hash import message_text
 from openclaw_rl.common.policy_digest import ADAPTER_CONFIG, ADAPTER_WEIGHTS, digest_of_folder, hash_folder
 from openclaw_rl.errors import EngineError, EngineFull, EngineGone, GrammarError, JudgeError
 from openclaw_rl.methods.types import Sample, StepResult
-from openclaw_rl.types import Chunk, Generation, Ids, JudgeInput, Logprobs, PolicyRef, Verdict, Vote
+from openclaw_rl.types import Chunk, Generation, Ids, JudgeInput, Logprobs, PolicyRef, Reason, ReasonCode, Verdict, Vote
 
 ReplyScript = Callable[[Sequence[int], int], Sequence[int]]
 """Maps (prompt ids, version) to the token ids of the reply, including the stop token."""
@@ -230,7 +230,7 @@ class ScriptedTrainer:
         self.batches.append(tuple(samples))
         metrics = self.outcome(samples)
         if metrics is None:
-            dropped = {s.turn: "the script has nothing to say" for s in samples}
+            dropped = {s.turn: Reason(ReasonCode.NO_SIGNAL, "the script has nothing to say") for s in samples}
             return StepResult(folder=None, digest="", metrics={}, memory=self.memory, dropped=dropped)
         self.steps += 1
         self.memory = dict(self.memory) | {"steps": self.steps}

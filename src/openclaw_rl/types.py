@@ -77,6 +77,97 @@ TURN_TRANSITIONS: Mapping[TurnState, frozenset[TurnState]] = {
 """The legal state transitions of a turn. New evidence closes a closed, judged or dropped turn again."""
 
 
+class ReasonCode(StrEnum):
+    """Why a turn was dropped or is not trained on, a version is not used, or a judge abstained."""
+
+    # A turn was dropped.
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+    DEGENERATE = "degenerate"
+    SIDE = "side"
+    REDACTED = "redacted"
+    SESSION_DONE = "session done"
+    TIMEOUT = "timeout"
+    SUPERSEDED = "superseded"
+    TAKEN_BACK = "taken back"  # by an undo, or with the lesson that it practised
+    ROLLED_BACK = "rolled back"  # by a rollback of the version that was trained on it; also of a version
+    PROMOTED = "promoted"  # by a promotion of another version; also of a version
+    SET_ASIDE = "set aside"  # workers died on it
+    DAMAGED = "damaged"  # also of a version
+    EPISODE_ENDED = "episode ended"
+    # Its tokens have no log-probabilities under the full softmax.
+    GREEDY = "greedy"
+    RAW_LOGPROBS = "raw logprobs"
+    TOP_P = "top_p"
+    TOP_K = "top_k"
+    MIN_P = "min_p"
+    MIN_TOKENS = "min_tokens"
+    PENALTIES = "penalties"
+    LOGIT_BIAS = "logit_bias"
+    FORCED_FORMAT = "forced format"
+    # Its request rules training out.
+    COMPLETION = "text completion"
+    NOT_STORED = "not stored"  # store=false
+    CONTINUED = "continued message"
+    IMAGES = "images"
+    CONTROL_TOKEN = "control token"
+    HELD_OUT = "held out"
+    # Of an imported turn.
+    UNSCORED = "unscored"
+    NOT_TRAINABLE = "not trainable"  # its trajectory says so
+    TOO_LONG = "too long"
+    STATED = "stated"  # words without a code: of a trajectory, another trainer or an earlier version
+    # The trainer or its method cannot use it.
+    NO_REPLY = "no reply"
+    NO_TOKEN = "no token"
+    OTHER_MODEL = "other model"
+    OTHER_TEMPERATURE = "other temperature"
+    TOO_STALE = "too stale"
+    NO_SIGNAL = "no signal"
+    TRUNCATED = "truncated"
+    HINT_UNUSABLE = "hint unusable"
+    NO_EPISODE = "no episode"
+    OTHER_BRANCH = "other branch"
+    EQUAL_REWARDS = "equal rewards"
+    FEW_REWARDS = "few rewards"
+    VOID_EPISODE = "void episode"
+    INVALID_VALUES = "invalid values"
+    NO_GRADIENT = "no gradient"
+    REJECTED_ALONE = "rejected alone"  # a step on this turn alone was rejected
+    # A step or a version was rejected; the first one also of a turn.
+    CANNOT_TRAIN = "cannot train"  # the trainer raised or died
+    NOT_FINITE = "not finite"
+    GRADIENT_NORM = "gradient norm"
+    BASE_KL = "base kl"
+    STEP_KL = "step kl"
+    ENTROPY = "entropy"
+    JUNK = "junk"
+    OUTLIER = "outlier"
+    CONTRADICTION = "contradiction"  # of its verdicts with what the head has learned
+    WORSE = "worse"  # than the head, by the gate's evidence or the canary
+    BROKEN = "broken"  # it cannot answer, or a trainer died on its examination
+    OUTDATED = "outdated"  # it can no longer become the head
+    SATISFACTION = "satisfaction fell"
+    # A judge has no opinion.
+    TIE = "tie"
+    NO_MAJORITY = "no majority"
+
+
+TAKEN_BACK_CODES = frozenset({ReasonCode.TAKEN_BACK, ReasonCode.ROLLED_BACK, ReasonCode.PROMOTED})
+"""Codes of turns that were dropped for good after they may have been trained on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """A code to decide and to group by, and the text for people."""
+
+    code: ReasonCode
+    detail: str
+
+    def __str__(self) -> str:
+        return self.detail
+
+
 class PolicyState(StrEnum):
     CANDIDATE = "candidate"
     LIVE = "live"
@@ -102,22 +193,30 @@ class Sampling:
     convention: Convention = "scaled"
     grammar: str | None = None  # llguidance Lark that constrains the reply; the logprobs are the unconstrained ones
 
-    def untrainable_reason(self) -> str | None:
+    def untrainable_reason(self) -> Reason | None:
         """Return why such tokens cannot be trained on, or None: μ must be the full softmax at `temperature`."""
         if self.temperature <= 0:
-            return "greedy sampling (temperature 0) has no sampling distribution"
+            return Reason(ReasonCode.GREEDY, "greedy sampling (temperature 0) has no sampling distribution")
         if self.convention == "raw" and self.temperature != 1:
-            return f"raw log-probabilities at temperature {self.temperature:g}: they are those of temperature 1"
-        cuts = {"top_p": self.top_p < 1, "top_k": self.top_k > 0, "min_p": self.min_p > 0}
-        for name in (name for name, cut in (cuts | {"min_tokens": self.min_tokens > 0}).items() if cut):
-            free = {"top_p": "1", "top_k": "0 (all)"}.get(name, "0")
-            return f"{name} {getattr(self, name):.10g} cuts the distribution; {free} is needed"
+            detail = f"raw log-probabilities at temperature {self.temperature:g}: they are those of temperature 1"
+            return Reason(ReasonCode.RAW_LOGPROBS, detail)
+        cuts = {
+            ReasonCode.TOP_P: (self.top_p, self.top_p < 1, "1"),
+            ReasonCode.TOP_K: (self.top_k, self.top_k > 0, "0 (all)"),
+            ReasonCode.MIN_P: (self.min_p, self.min_p > 0, "0"),
+            ReasonCode.MIN_TOKENS: (self.min_tokens, self.min_tokens > 0, "0"),
+        }
+        for code, (value, is_cut, free) in cuts.items():
+            if is_cut:
+                return Reason(code, f"{code.value} {value:.10g} cuts the distribution; {free} is needed")
         if self.presence_penalty or self.frequency_penalty:
-            return "penalties shift the distribution; 0 is needed"
+            return Reason(ReasonCode.PENALTIES, "penalties shift the distribution; 0 is needed")
         if self.logit_bias:
-            return "logit_bias shifts the distribution; none is needed"
-        forced = "a forced format or tool call cuts the distribution; a free reply is needed"
-        return None if self.grammar is None else forced
+            return Reason(ReasonCode.LOGIT_BIAS, "logit_bias shifts the distribution; none is needed")
+        if self.grammar is not None:
+            detail = "a forced format or tool call cuts the distribution; a free reply is needed"
+            return Reason(ReasonCode.FORCED_FORMAT, detail)
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +264,7 @@ class Request:
     version: int  # the policy version that generates the reply
     identity: str  # hash of tokenizer, template, special ids and base weights
     admitted_at: float
-    untrainable: str | None = None  # why its client forbids training on it; kept in the turn
+    untrainable: Reason | None = None  # why its client forbids training on it; kept in the turn
     origin: Origin | None = None  # None: served here
 
 
@@ -253,6 +352,7 @@ class Verdict:
     explicit: bool = False
     weight: float = 1.0  # in (0, 1]: how much the score counts in training
     reason: str = ""
+    reason_code: ReasonCode | None = None  # why there is no score, if votes decided it
     at: float
 
 
@@ -265,7 +365,9 @@ class Turn:
     parent: str | None  # the turn before it in the same conversation
     state: TurnState
     reason: str | None = None  # why it was dropped, as text for a person
+    cause: ReasonCode | None = None  # the code of `reason`
     untrainable: str | None = None  # why it can never be trained on, although it may be judged
+    untrainable_code: ReasonCode | None = None
     relation: str = "fresh"  # fresh | continuation | regeneration | retry | sibling
     relation_of: str | None = None
     unlinked: str | None = None  # why no earlier turn was found for its history
@@ -337,6 +439,7 @@ class Policy:
     memory: Mapping[str, Any] = field(default_factory=dict)  # baselines and moving averages, kept between steps
     metrics: Mapping[str, float] = field(default_factory=dict)
     reason: str | None = None  # why it was rejected or rolled back
+    reason_code: ReasonCode | None = None
     created_at: float
 
     @property

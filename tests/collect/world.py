@@ -22,7 +22,6 @@ from openclaw_rl.settings.load import CollectConfig, ServeConfig, SignalsConfig
 from openclaw_rl.store import events, exchanges, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.exchange_index import ExchangeSummary
-from openclaw_rl.store.turn_states import DropReason
 from openclaw_rl.types import (
     Capture,
     ExchangeStatus,
@@ -30,6 +29,7 @@ from openclaw_rl.types import (
     FinishReason,
     Kind,
     Message,
+    ReasonCode,
     Reply,
     Request,
     Sampling,
@@ -284,7 +284,7 @@ class Memory:
             reply_own=None,
             reply_chain=None,
             state=TurnState.DROPPED if side else TurnState.SERVED,
-            cause=DropReason.SIDE if side else None,
+            cause=ReasonCode.SIDE if side else None,
             previous=ask.previous,
             parent=decided.parent,
             version=request.version,
@@ -296,7 +296,7 @@ class Memory:
             if answer.was_side:
                 self._set(answer.turn, kind=Kind.MAIN)
             for other in answer.superseded:
-                self._set(other, state=TurnState.DROPPED, cause=DropReason.SUPERSEDED)
+                self._set(other, state=TurnState.DROPPED, cause=ReasonCode.SUPERSEDED)
 
     def _end(self, name: str, line: str | Message, status: ExchangeStatus) -> None:
         at = float(next(self._now))
@@ -309,7 +309,7 @@ class Memory:
         for call in reply.message.get("tool_calls") or ():
             self._put("call", self.pasts[name].scope, call["id"].encode(), name)
         if status is not ExchangeStatus.DONE:
-            self._set(name, state=TurnState.DROPPED, cause=DropReason(status.value))
+            self._set(name, state=TurnState.DROPPED, cause=ReasonCode(status.value))
 
     def _set(self, name: str, **changes: Any) -> None:
         self.pasts[name] = replace(self.pasts[name], **changes)

@@ -26,7 +26,9 @@ def test_worse_and_better_are_decided_early() -> None:
     worse = evidence([False] * 20, [True] * 80).decide(0.0)
     assert worse is not None
     assert not worse.promotes
-    assert worse.reason == ("people were satisfied with 0 of its 20 scored turns and with 80 of 80 of the head")
+    assert str(worse.reason) == (
+        "canary: people were satisfied with 0 of its 20 scored turns and with 80 of 80 of the head"
+    )
     better = evidence([True] * 20, [False] * 80).decide(0.0)
     assert better is not None
     assert (better.promotes, better.metrics["gate/canary"]) == (True, 1.0)

@@ -16,6 +16,7 @@ from openclaw_rl.gates.evidence import (
     outlier_reason,
     verdict_agreement,
 )
+from openclaw_rl.types import Reason
 
 
 def kind(*differences: float, is_complete: bool = False, margin: float = 0.1) -> Evidence:
@@ -27,16 +28,16 @@ def kind(*differences: float, is_complete: bool = False, margin: float = 0.1) ->
 def test_a_clear_fall_is_refused_early_with_its_figures() -> None:
     decision, reason = decide([kind(), kind(*[-0.8] * 12)], is_spent=False)
     assert decision == "reject"
-    assert "worse than the head in held-out turns" in reason
-    assert "-0.80 over 12" in reason
+    assert "worse than the head in held-out turns" in str(reason)
+    assert "-0.80 over 12" in str(reason)
 
 
 def test_a_clear_gain_is_promoted_early_and_only_if_every_kind_that_grows_agrees() -> None:
     good = kind(*[0.5] * 20)
-    assert decide([good], is_spent=False) == ("promote", "")
-    assert decide([good, kind(0.0)], is_spent=False) == (None, "")
-    assert decide([good, kind(0.0, is_complete=True)], is_spent=False) == ("promote", "")
-    assert decide([], is_spent=False) == (None, ""), "without evidence it waits for the budget to be spent"
+    assert decide([good], is_spent=False) == ("promote", None)
+    assert decide([good, kind(0.0)], is_spent=False) == (None, None)
+    assert decide([good, kind(0.0, is_complete=True)], is_spent=False) == ("promote", None)
+    assert decide([], is_spent=False) == (None, None), "without evidence it waits for the budget to be spent"
 
 
 def test_a_spent_budget_promotes_unless_a_mean_is_below_the_margin() -> None:
@@ -92,12 +93,12 @@ def test_verdicts_that_contradict_what_was_learned() -> None:
 def test_what_twenty_probes_decide() -> None:
     """Stated in docs/concepts/gate.md: three of twenty newly wrong are promoted, four are rejected."""
 
-    def decide_with(wrong: int, count: int = 20) -> tuple[str | None, str]:
+    def decide_with(wrong: int, count: int = 20) -> tuple[str | None, Reason | None]:
         kind = Evidence("correctness", "answers to probes", 0.1, 0.05)
         kind.add([-1.0] * wrong + [0.0] * (count - wrong))
         return decide([kind], is_spent=count == 20)
 
-    assert decide_with(3) == ("promote", "")
+    assert decide_with(3) == ("promote", None)
     assert decide_with(4)[0] == "reject"
-    assert decide_with(0, count=43) == (None, "")
-    assert decide_with(0, count=44) == ("promote", "")
+    assert decide_with(0, count=43) == (None, None)
+    assert decide_with(0, count=44) == ("promote", None)

@@ -24,15 +24,15 @@ def usable(votes: list[Vote]) -> list[int | None]:
 @settings(max_examples=100)
 @given(VOTES.filter(usable), THRESHOLDS)
 def test_a_score_has_at_least_the_threshold_and_more_than_any_other(votes: list[Vote], share: float) -> None:
-    score, reason = majority_score(votes, share)
+    majority = majority_score(votes, share)
     counts = Counter(usable(votes))
     winners = [
         value
         for value, count in counts.items()
         if count / counts.total() >= share and all(count > other for v, other in counts.items() if v != value)
     ]
-    assert winners == ([] if reason.startswith("abstained") else [score])
-    assert score is None or winners
+    assert winners == ([] if majority.code is not None else [majority.score])
+    assert majority.score is None or winners
 
 
 @settings(max_examples=100)
@@ -40,15 +40,15 @@ def test_a_score_has_at_least_the_threshold_and_more_than_any_other(votes: list[
 def test_order_and_unusable_votes_do_not_matter(votes: list[Vote], share: float, order, more: int) -> None:  # type: ignore[no-untyped-def]
     shuffled = [*votes, *[Vote(score=None, error="nonsense")] * more]
     order.shuffle(shuffled)
-    assert majority_score(shuffled, share)[0] == majority_score(votes, share)[0]
+    assert majority_score(shuffled, share).score == majority_score(votes, share).score
 
 
 @settings(max_examples=100)
 @given(VOTES.filter(usable), THRESHOLDS)
 def test_turning_every_score_around_turns_the_verdict_around(votes: list[Vote], share: float) -> None:
-    score = majority_score(votes, share)[0]
+    score = majority_score(votes, share).score
     turned = [replace(vote, score=None if vote.score is None else -vote.score) for vote in votes]
-    assert majority_score(turned, share)[0] == (None if score is None else -score)
+    assert majority_score(turned, share).score == (None if score is None else -score)
 
 
 def test_no_usable_vote_is_a_failure_not_a_score() -> None:
@@ -77,9 +77,10 @@ def test_no_usable_vote_is_a_failure_not_a_score() -> None:
     ],
 )
 def test_examples(scores: list[int | None], threshold: float, expected: int | None, words: str) -> None:
-    score, reason = majority_score([Vote(score=value) for value in scores], threshold)
-    assert score == expected
-    assert words in reason
+    majority = majority_score([Vote(score=value) for value in scores], threshold)
+    assert majority.score == expected
+    assert words in majority.reason
+    assert (majority.code is None) is not majority.reason.startswith("abstained")
 
 
 def test_hints_are_distinct_in_meaning_and_in_order() -> None:

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from openclaw_rl.errors import BrokenPolicy
 from openclaw_rl.learner.forward.packing import TokenSequence
-from openclaw_rl.learner.staleness import drop_stale
+from openclaw_rl.learner.staleness import drop_stale, stale_turns
 from openclaw_rl.learner.step_metrics import ALL_MASKED
 from openclaw_rl.learner.trainer import LocalTrainer
 from openclaw_rl.methods.types import Sample
-from openclaw_rl.types import EpisodeStep
+from openclaw_rl.types import EpisodeStep, Reason, ReasonCode
 
 Make = Callable[..., LocalTrainer]
 Draw = Callable[..., list[Sample]]
@@ -45,9 +45,9 @@ def test_the_stalest_turns_are_dropped_down_to_the_bound_of_the_batch() -> None:
     replies = [reply("a", [0.1] * 4), reply("b", [-0.4] * 2), reply("c", [0.3, -0.3]), reply("d", [0.9] * 9)]
     kept, dropped = kept_of(replies, max_gap=0.5, max_batch_gap=0.2)
     assert kept == ["a", "c"], "b goes for the batch, d by itself"
-    assert dropped["d"].endswith("policy being trained, above train.safety.max_turn_log_ratio 0.5")
-    assert "too stale: mean |log ratio| 0.40, of its whole batch 0.23 between version 3 " in dropped["b"]
-    assert dropped["b"].endswith("policy being trained, above train.safety.max_batch_log_ratio 0.2")
+    assert dropped["d"].detail.endswith("policy being trained, above train.safety.max_turn_log_ratio 0.5")
+    assert "too stale: mean |log ratio| 0.40, of its whole batch 0.23 between version 3 " in dropped["b"].detail
+    assert dropped["b"].detail.endswith("policy being trained, above train.safety.max_batch_log_ratio 0.2")
 
 
 def test_replays_go_before_fresh_turns() -> None:
@@ -62,7 +62,7 @@ def test_replays_go_before_fresh_turns() -> None:
     assert kept_of(fresh, **bounds)[0] == ["a", "b"]
     kept, dropped = kept_of([*replays(0.39, 0.39), *fresh], **bounds)
     assert kept == ["a", "b"]
-    assert dropped["r0"].endswith("above train.safety.max_batch_log_ratio 0.25")
+    assert dropped["r0"].detail.endswith("above train.safety.max_batch_log_ratio 0.25")
     assert kept_of([*fresh, *replays(0.4, 0.39, 0.1)], **bounds)[0] == ["a", "b", "r1", "r2"]
     assert kept_of([*fresh, *replays(0.0), reply("c", [0.45])], **bounds)[0] == ["a", "b", "r0"], "no replay saves c"
 
@@ -148,7 +148,7 @@ def test_a_batch_of_another_policy_is_left_out(trainer: Make, draw: Draw, tmp_pa
     batch = draw(made, 2, 5, reward=1.0)
     stale = made.step(moved(made, batch, [0.4] * 5), str(tmp_path / "stale"))
     assert stale.folder is None
-    assert all("of its whole batch 0.40" in why for why in stale.dropped.values())
+    assert all("of its whole batch 0.40" in why.detail for why in stale.dropped.values())
     some = made.step(moved(made, batch, [0.0, 0.0, 0.0, 0.0, 0.8]), str(tmp_path / "some"))
     assert some.metrics["dropped/stale"] == len(some.dropped) == 1
     assert some.metrics["turns"] == 4
@@ -216,8 +216,8 @@ def test_a_step_on_groups(trainer: Make, draw: Draw, tmp_path: Path) -> None:
     assert sum(after[:2]) > sum(before[:2])
     assert after[2] < before[2]
     assert result.dropped == {
-        lone.turn: "its group gives no signal: all its rewards are equal",
-        chat.turn: "no score and no hint that the method can use",
+        lone.turn: Reason(ReasonCode.EQUAL_REWARDS, "its group gives no signal: all its rewards are equal"),
+        chat.turn: Reason(ReasonCode.NO_SIGNAL, "no score and no hint that the method can use"),
     }
     assert result.memory["kept"] == 7
     metrics = result.metrics
@@ -234,3 +234,9 @@ def test_groups_that_all_went_alike_take_no_step(trainer: Make, draw: Draw, tmp_
     assert result.folder is None
     assert len(result.dropped) == 4
     assert not list(tmp_path.iterdir())
+
+
+def test_stale_turns_are_counted_by_their_code() -> None:
+    stale = Reason(ReasonCode.TOO_STALE, "in other words")
+    silent = Reason(ReasonCode.NO_SIGNAL, "too stale: it says")
+    assert stale_turns({"a": stale, "b": silent}) == {"a"}

@@ -94,5 +94,5 @@ def test_a_replay_that_is_too_stale_is_left_out(trainer: Make, draw: Draw, tmp_p
     result = made.step([*fresh, *stale], str(tmp_path / "1"))
     assert set(result.dropped) == {s.turn for s in stale}
     assert result.metrics["dropped/stale"] == 0, "it has trained, and is none of those that never will"
-    assert all("above train.safety.max_turn_log_ratio" in why for why in result.dropped.values())
+    assert all("above train.safety.max_turn_log_ratio" in why.detail for why in result.dropped.values())
     assert torch.isfinite(torch.tensor(result.metrics["loss/total"]))

@@ -124,7 +124,7 @@ def test_stale_turns_are_left_out_with_their_reason(trainer: Make, draw: Draw, t
     result = made.step([*fresh, stale], str(tmp_path / "policy"))
     assert result.metrics["turns"] == 4
     assert list(result.dropped) == [stale.turn]
-    assert "too stale: mean |log ratio| 1.00" in result.dropped[stale.turn]
+    assert "too stale: mean |log ratio| 1.00" in result.dropped[stale.turn].detail
 
 
 @pytest.mark.parametrize("kind", ["stale", "silent", "settled"])

@@ -17,7 +17,7 @@ from openclaw_rl.methods.group_relative import GroupRelativeMethod, GroupScale
 from openclaw_rl.methods.registry import make_method
 from openclaw_rl.methods.types import BatchLogprobs, PolicyGradientTerm, Sample
 from openclaw_rl.settings.load import from_flat, train_settings
-from openclaw_rl.types import EpisodeStep
+from openclaw_rl.types import EpisodeStep, ReasonCode
 
 
 def sample(n: int, episode: EpisodeStep | None, tokens: int = 3) -> Sample:
@@ -141,7 +141,7 @@ def test_what_says_nothing_is_in_no_term_and_no_denominator(outcomes: list[float
     assert [bool(m.any()) for m in term.masks] == [False] * len(silent) + [True, True, False]
     assert term.metrics == {"groups/rollouts": len(outcomes) + 2, "groups/silent": len(outcomes)}
     assert not term_of(GroupRelativeMethod(), list(silent)).has_gradient
-    assert GroupRelativeMethod().no_credit_reason(silent[0]) == "its group gives no signal: all its rewards are equal"
+    assert GroupRelativeMethod().no_credit_reason(silent[0]).code is ReasonCode.EQUAL_REWARDS
 
 
 def test_a_turn_beside_the_chain_has_the_outcome_only_with_branches_all() -> None:

@@ -124,4 +124,4 @@ def test_control_tokens_in_the_words_of_a_conversation(kind: str, mode: str, sta
     assert reason is None
     found, reason = ask_with_text(site, " ".join(tokens))
     assert (found == ordinary) == (mode == "text")
-    assert reason == (CONTROL_TOKEN if mode == "untrainable" else None)
+    assert reason == (CONTROL_TOKEN.detail if mode == "untrainable" else None)

@@ -6,6 +6,7 @@ import ast
 import itertools
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from tests.engines.remote.fireworks_server import FireworksDouble
 from tests.settings.test_cli_options import EVERY
 from tests.store import world
 
+from openclaw_rl.common.progress import Wait
 from openclaw_rl.common.statistics.rater_agreement import Kappa
 from openclaw_rl.judge.voting import majority_score
 from openclaw_rl.serve.gateway import sampling_fields
@@ -29,8 +31,7 @@ from openclaw_rl.status.report import CURES
 from openclaw_rl.store.lessons.examinations import Withdrawal, WithdrawalCode
 from openclaw_rl.store.lessons.lessons import Lesson, LessonState
 from openclaw_rl.store.lineage.policy_marks import HeadMove
-from openclaw_rl.train.tracking import WAITING_PREFIX
-from openclaw_rl.types import Sampling, Verdict, Vote
+from openclaw_rl.types import ReasonCode, Sampling, Verdict, Vote
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "openclaw_rl"
@@ -118,8 +119,9 @@ def test_the_guide_names_what_exists_and_values_that_are_taken() -> None:
 
 def voted(*scores: int, threshold: float = 0.5) -> list[Verdict]:
     votes = tuple(Vote(score=score) for score in scores)
-    score, reason = majority_score(votes, threshold)
-    return [world.verdict(f"t{n}", score=score, votes=votes, reason=reason) for n in range(10)]
+    majority = majority_score(votes, threshold)
+    verdict = replace(world.verdict("t", score=majority.score, votes=votes), reason_code=majority.code)
+    return [replace(verdict, turn=f"t{n}") for n in range(10)]
 
 
 ROLLBACK = HeadMove(old=3, to=1, left=[3, 2], reason="satisfaction fell", automatic=True, after=9, at=NOW)
@@ -134,7 +136,8 @@ SITUATIONS: Mapping[str, dict[str, Any]] = {
     "a queue of the trainer": {"trainable_turns": 10**6},
     "rare steps": {
         "steps": [{"at": 100.0 * n, "seconds": 1.0} for n in range(3)],
-        "heartbeat_notes": {"train": f"{WAITING_PREFIX}: 0 of 2"},
+        "heartbeat_notes": {"train": "0 of 2"},
+        "heartbeat_waits": {"train": frozenset({Wait.TURNS})},
     },
     "neutral scores": {"verdicts": [world.verdict(f"t{n}", score=0) for n in range(10)]},
     "empty reactions": {"verdicts": [world.verdict(f"t{n}", score=None) for n in range(10)], "empty_reactions": 10},
@@ -198,7 +201,14 @@ HOMES: Mapping[str, dict[str, Any]] = {
 
 def snapshot(config: Config, situation: Mapping[str, Any]) -> HealthSnapshot:
     nothing: dict[str, Any] = {
-        **{"log_lines": [], "steps": [], "heartbeat_notes": {}, "verdicts": [], "unlinked_reasons": []},
+        **{
+            "log_lines": [],
+            "steps": [],
+            "heartbeat_notes": {},
+            "heartbeat_waits": {},
+            "verdicts": [],
+            "unlinked_reasons": [],
+        },
         **{"empty_reactions": 0, "main_turns": 0, "isolated_turns": 0, "waiting_turns": 0, "trainable_turns": 0},
         **{"longest_wait": 0.0, "agreement": (0, 0), "worker_problems": [], "damaged_versions": [], "full_disks": []},
         **{"untrusted_judges": {}, "waiting_undo": [], "automatic_rollback": None, "withdrawn_lessons": []},
@@ -252,24 +262,25 @@ def test_each_diagnosis_is_among_the_situations() -> None:
     assert silent == []
 
 
-UNTRAINABLE: Mapping[str, dict[str, Any]] = {
-    "greedy sampling": {"temperature": 0.0},
-    "raw log-probabilities": {"temperature": 0.5, "convention": "raw"},
-    "top_p": {"top_p": 0.5},
-    "top_k": {"top_k": 5},
-    "min_p": {"min_p": 0.1},
-    "penalties": {"presence_penalty": 1.0, "frequency_penalty": 1.0},
+UNTRAINABLE: Mapping[ReasonCode, dict[str, Any]] = {
+    ReasonCode.GREEDY: {"temperature": 0.0},
+    ReasonCode.RAW_LOGPROBS: {"temperature": 0.5, "convention": "raw"},
+    ReasonCode.TOP_P: {"top_p": 0.5},
+    ReasonCode.TOP_K: {"top_k": 5},
+    ReasonCode.MIN_P: {"min_p": 0.1},
+    ReasonCode.PENALTIES: {"presence_penalty": 1.0, "frequency_penalty": 1.0},
 }
 
 
-@pytest.mark.parametrize("start", [start for start, cure in CURES.items() if "serve.sampling_override" in cure])
-def test_each_override_of_status_makes_the_turn_trainable(start: str) -> None:
+@pytest.mark.parametrize("code", [code for code, cure in CURES.items() if "serve.sampling_override" in cure])
+def test_each_override_of_status_makes_the_turn_trainable(code: ReasonCode) -> None:
     """As printed, in a settings file."""
-    sampling = Sampling(**UNTRAINABLE[start])
-    assert (sampling.untrainable_reason() or "").startswith(start)
-    override = yaml.safe_load(CURES[start].partition("serve.sampling_override: ")[2])
+    reason = Sampling(**UNTRAINABLE[code]).untrainable_reason()
+    assert reason is not None
+    assert reason.code is code
+    override = yaml.safe_load(CURES[code].partition("serve.sampling_override: ")[2])
     config = from_flat({"serve.sampling_override": override})
-    values = UNTRAINABLE[start] | sampling_fields(config.serve.sampling_override)
+    values = UNTRAINABLE[code] | sampling_fields(config.serve.sampling_override)
     assert Sampling(**values).untrainable_reason() is None
 
 
@@ -291,3 +302,25 @@ def test_troubles_are_found_without_a_request_to_fireworks() -> None:
         settings |= {"fireworks.base_model": "accounts/fireworks/models/letters", "fireworks.url": service.url}
         assert program_checks.check_engine(from_flat({"engine.backend": "fireworks"} | settings)) is None
         assert service.requests == []
+
+
+@pytest.mark.parametrize("wait", [Wait.MAX_STEPS, Wait.FROZEN, Wait.SETTLING])
+def test_a_trainer_that_pauses_on_purpose_does_not_fall_behind(wait: Wait) -> None:
+    """What the note says does not matter."""
+    situation = SITUATIONS["a queue of the trainer"] | {"heartbeat_notes": {"train": "a pause"}}
+    busy = snapshot(Config(), situation)
+    assert diagnose.trainer_behind(busy) is not None
+    waiting = {"heartbeat_waits": {"train": frozenset({wait, Wait.TURNS})}}
+    assert diagnose.trainer_behind(snapshot(Config(), situation | waiting)) is None
+
+
+def test_ties_are_told_by_their_code() -> None:
+    """The words of a verdict may be anything."""
+    verdicts = [replace(verdict, reason="in other words") for verdict in voted(1, -1)]
+    collapsed = diagnose.scores_collapsed(snapshot(Config(), {"verdicts": verdicts}))
+    assert collapsed is not None
+    assert collapsed.settings == {"judge.num_judges": 5}
+    unlike = [replace(verdict, reason="abstained: a tie", reason_code=None) for verdict in verdicts]
+    other = diagnose.scores_collapsed(snapshot(Config(), {"verdicts": unlike}))
+    assert other is not None
+    assert "judge.num_judges" not in other.settings

@@ -24,8 +24,8 @@ from openclaw_rl.status import watch
 from openclaw_rl.store import exchanges, heartbeats, leases, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies
-from openclaw_rl.store.turn_states import DropReason, drop
-from openclaw_rl.types import Feedback, Origin, Use, Vote
+from openclaw_rl.store.turn_states import drop
+from openclaw_rl.types import Feedback, Origin, Reason, ReasonCode, Use, Vote
 
 CONTROLS = "\x1b[2J\x1b]0;title\x07\x9b31m\x9dx\x9c\x00\x08\r\x7f\u202e\u2066\u200f\u061c\u2028"
 HOSTILE = f"[/x][red] :skull: {CONTROLS} [link=http://example.com]end"
@@ -78,7 +78,7 @@ def home(tmp_path: Path) -> Path:
         assert lease is not None
         name = f"judged {HOSTILE}"
         serve(conn, request(name))
-        serve(conn, request("dropped", untrainable=HOSTILE))
+        serve(conn, request("dropped", untrainable=Reason(ReasonCode.STATED, HOSTILE)))
         serve(conn, request("imported", origin=Origin.TEXT))
         feedback = Feedback(id="f", scope="key", target=name, comment=HOSTILE, correction=HOSTILE, given_at=12.0)
         exchanges.add_feedback(conn, [feedback])
@@ -87,8 +87,8 @@ def home(tmp_path: Path) -> Path:
         votes = (Vote(score=-1, hint=HOSTILE, reason=HOSTILE), Vote(score=None, error=HOSTILE))
         made = world.verdict(name, score=-1, hints=(HOSTILE,), votes=votes, judge=HOSTILE, reason=HOSTILE)
         assert turns.add_verdict(conn, made)
-        assert drop(conn, "dropped", DropReason.FAILED, f"set aside {HOSTILE}", at=14.0)
-        turns.mark_untrainable(conn, {"imported": f"left out {HOSTILE}"})
+        assert drop(conn, "dropped", ReasonCode.FAILED, f"set aside {HOSTILE}", at=14.0)
+        turns.mark_untrainable(conn, {"imported": Reason(ReasonCode.STATED, f"left out {HOSTILE}")})
         metrics = {HOSTILE: 1.0, f"gap/{HOSTILE}": 0.5, f"gap/{HOSTILE}/tokens": 3.0}
         hostile = replace(
             world.policy(1, 0), metrics=metrics, reason=HOSTILE, path=HOSTILE.replace("\0", ""), digest=HOSTILE

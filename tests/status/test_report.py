@@ -14,7 +14,7 @@ from tests.render.trl_templates import make_kind
 from openclaw_rl.common.terminal import TerminalConsole
 from openclaw_rl.settings.load import from_flat
 from openclaw_rl.status.inspect import template_summary
-from openclaw_rl.status.reasons import merge_reasons
+from openclaw_rl.status.reasons import ReasonGroup, group_reasons
 from openclaw_rl.status.report import (
     CURES,
     _render_gate,
@@ -23,7 +23,7 @@ from openclaw_rl.status.report import (
     folder_size,
     untrainable_agents,
 )
-from openclaw_rl.types import PolicyState, Sampling
+from openclaw_rl.types import PolicyState, Reason, ReasonCode, Sampling
 
 
 @pytest.mark.parametrize(
@@ -70,40 +70,44 @@ def test_the_figures_of_the_gate_are_those_of_a_version_in_use() -> None:
     assert _render_gate([*rows[2:], {"version": 9, "state": "live", "metrics": {}}]).plain == ""
 
 
-def test_reasons_that_differ_in_their_details_are_one() -> None:
-    reasons = {"greedy": 2, "too stale: 0.61 between version 3": 1, "too stale: 0.72 between version 4": 2}
-    assert list(merge_reasons(reasons).items()) == [("too stale, e.g. 0.72 between version 4", 3), ("greedy", 2)]
-
-
-@pytest.mark.parametrize(
-    "reason",
-    [
-        "it cannot be trained: ValueError: plugins/loss.py:12: expected a tensor, got None",
-        "its trajectory says so (trainable: false)",
-        "a step on it alone was rejected: it moved the policy by 0.4 nats",
-        "a parenthesis (that does not end: here",
-    ],
-)
-def test_a_reason_is_shown_with_its_details(reason: str) -> None:
-    assert merge_reasons({reason: 2, "greedy": 1}) == {reason: 2, "greedy": 1}
+def test_reasons_are_grouped_by_their_codes() -> None:
+    """What the words have in common does not matter."""
+    stale = ReasonCode.TOO_STALE
+    counts = {
+        Reason(ReasonCode.GREEDY, "too stale: no"): 2,
+        Reason(stale, "0.61 between version 3"): 1,
+        Reason(stale, "0.72 between version 4"): 2,
+    }
+    assert group_reasons(counts) == [
+        ReasonGroup(stale, "0.72 between version 4 (or similar)", 3),
+        ReasonGroup(ReasonCode.GREEDY, "too stale: no", 2),
+    ]
 
 
 def test_an_agent_whose_turns_cannot_train_is_listed_with_the_cure() -> None:
     greedy = Sampling(temperature=0).untrainable_reason()
-    counts = {"aider": {greedy: 3, None: 1}, "chat": {None: 9}, "": {"a text": 1}}
+    assert greedy is not None
+    counts = {"aider": {greedy: 3, None: 1}, "chat": {None: 9}, "": {Reason(ReasonCode.STATED, "a text"): 1}}
     rows = untrainable_agents(counts)
     assert [(row["agent"], row["share"], row["reasons"][0]["reason"]) for row in rows] == [
         ("", 1.0, "a text"),
-        ("aider", 0.75, greedy),
+        ("aider", 0.75, greedy.detail),
     ]
     assert "temperature: 1" in rows[1]["reasons"][0]["cure"]
 
 
 def test_each_reason_of_an_agent_has_its_own_share() -> None:
-    counts = {"lm-eval": {"a text completion": 17, "top_p 0.9": 9, "top_p 0.8": 6, "greedy sampling": 8, None: 60}}
-    (row,) = untrainable_agents(counts)
+    reasons: dict[Reason | None, int] = {
+        Reason(ReasonCode.COMPLETION, "a text completion"): 17,
+        Reason(ReasonCode.TOP_P, "0.9 cuts"): 9,
+        Reason(ReasonCode.TOP_P, "0.8 cuts"): 6,
+        Reason(ReasonCode.GREEDY, "greedy sampling"): 8,
+        None: 60,
+    }
+    (row,) = untrainable_agents({"lm-eval": reasons})
     assert row["share"] == 0.40
-    assert [reason["share"] for reason in row["reasons"]] == [0.17, 0.09, 0.08]
+    assert [reason["share"] for reason in row["reasons"]] == [0.17, 0.15, 0.08]
+    assert [reason["code"] for reason in row["reasons"]] == ["text completion", "top_p", "greedy"]
     console = TerminalConsole(file=io.StringIO(), width=80)
     console.print(_render_untrainable_agent(row))
     words = console.file.getvalue()
@@ -121,7 +125,7 @@ def test_each_reason_of_an_agent_has_its_own_share() -> None:
 def test_each_reason_of_the_sampling_has_a_cure(sampling: dict[str, Any]) -> None:
     reason = Sampling(**sampling).untrainable_reason()
     assert reason is not None
-    assert any(reason.startswith(start) for start in CURES)
+    assert reason.code in CURES
 
 
 def test_the_size_of_a_folder_with_a_link_that_leads_to_itself(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from openclaw_rl.store import heartbeats, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_config
+from openclaw_rl.types import Reason, ReasonCode
 
 STATUS: dict[str, Any] = {
     "head": 3,
@@ -48,8 +49,10 @@ STATUS: dict[str, Any] = {
     "versions": [
         {"version": 3, "state": "live", "turns": 4, "metrics": {"loss/total": 0.25, "kl": 0.0125, "tokens": 9.0}},
     ],
-    "dropped": {"no reaction: a": 2, "no reaction: b": 1},
-    "untrainable": {"greedy sampling": 4},
+    "reasons": {
+        "dropped": [{"code": "timeout", "reason": "no reaction", "count": 3}],
+        "untrainable": [{"code": "greedy", "reason": "greedy sampling", "count": 4}],
+    },
 }
 
 
@@ -101,7 +104,7 @@ def test_the_training_queue_has_the_turns_that_the_method_can_train_on(home: Pat
         judged(conn, "hint", score=None, hints=("Be brief.",))
         judged(conn, "neither", score=0)
         judged(conn, "used", score=1, hints=("Be brief.",))
-        turns.mark_untrainable(conn, {"used": "too stale"})
+        turns.mark_untrainable(conn, {"used": Reason(ReasonCode.TOO_STALE, "too stale")})
     for min_turns, full in ((waiting, True), (waiting + 1, False)):
         config = scratch_config(home, {"train.method": method, "train.batch.min_turns": min_turns})
         with store.read() as conn:

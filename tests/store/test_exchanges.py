@@ -140,7 +140,7 @@ def test_greedy_is_untrainable_from_the_start(store: Store) -> None:
     with store.write() as conn:
         exchanges.admit(conn, [request("a", sampling=Sampling(temperature=0)), request("b")])
         found = [turns.get(conn, i) for i in "ab"]
-    assert [t and t.untrainable for t in found] == [Sampling(temperature=0).untrainable_reason(), None]
+    assert [t and t.untrainable for t in found] == [str(Sampling(temperature=0).untrainable_reason()), None]
 
 
 def test_finish_refuses_what_it_does_not_know(store: Store) -> None:

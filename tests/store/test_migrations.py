@@ -8,10 +8,12 @@ from pathlib import Path
 from tests.store.world import request, serve
 
 from openclaw_rl.common import message_hash
-from openclaw_rl.store import bootstrap, exchanges
+from openclaw_rl.store import bootstrap, exchanges, migrated_reasons, turns
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.lineage import policies
 from openclaw_rl.store.migrations import MIGRATIONS
 from openclaw_rl.store.rows import to_json
+from openclaw_rl.types import ReasonCode
 
 
 def test_a_store_of_the_schema_before_goes_on(tmp_path: Path) -> None:
@@ -56,3 +58,76 @@ def test_tool_calls_of_earlier_replies_are_found_by_their_ids(tmp_path: Path) ->
         rows = reading.exec_driver_sql("SELECT seq, call, scope FROM reply_calls ORDER BY call").all()
     assert rows == [(1, "call_1", "key"), (1, "call_2", "key")]
     store.close()
+
+
+def test_reasons_of_earlier_versions_get_their_codes(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    bootstrap.prepare_store(path, create=True, migrations=MIGRATIONS[:23])
+    turns_ = {
+        "stale": ("untrainable", "too stale: mean |log ratio| 0.72 between version 4 that sampled it and the policy"),
+        "greedy": ("untrainable", "greedy sampling (temperature 0) has no sampling distribution"),
+        "unscored": ("untrainable", "not scored: it was imported without the log-probabilities of its tokens"),
+        "alike": ("untrainable", "its group says nothing: the batch holds no other rollout of its task"),
+        "unknown": ("untrainable", "a text of its own"),
+        "earlier": ("reason", "what was learned from it was taken back (to version 2)"),
+        "promoted": ("reason", "a version that was not trained on it was promoted (version 3)"),
+        "undone": ("reason", "undone by hand"),
+    }
+    versions = {
+        1: ("rejected", "it cannot be trained: ValueError: x"),
+        2: ("rejected", "the verdicts of its batch contradict what the head has learned: agreement -0.99"),
+        3: ("rejected", "kl is None, expected a finite number"),
+        4: ("rolled_back", "it cannot be trained: says the owner"),
+    }
+    verdicts = {1: "abstained: a tie (+1: 1, -1: 1)", 2: "abstained: no score has more than 0.5 of 3 usable votes"}
+    with sqlite3.connect(path) as conn:
+        for seq, (turn, (column, words)) in enumerate(turns_.items(), start=1):
+            conn.execute(
+                "INSERT INTO exchanges (seq, id, scope, agent, user, session_done, dialect, capture, status, version, "
+                "identity, admitted_at) VALUES (?, ?, 'key', '', '', 0, 'chat', 'full', 'done', 0, 'i', 1.0)",
+                (seq, turn),
+            )
+            cause = "taken back" if column == "reason" else None
+            conn.execute(
+                "INSERT INTO turns (seq, id, scope, session, kind, state, relation, revision, signal, uses, cause, "
+                f"{column}) VALUES (?, ?, 'key', 's', 'main', 'dropped', 'fresh', 0, 0, 0, ?, ?)",
+                (seq, turn, cause, words),
+            )
+        for version, (state, words) in versions.items():
+            conn.execute(
+                "INSERT INTO policies (version, state, digest, base, identity, memory, metrics, created_at, reason) "
+                "VALUES (?, ?, '', 'b', 'i', '{}', '{}', 1.0, ?)",
+                (version, state, words),
+            )
+        for revision, words in verdicts.items():
+            conn.execute(
+                "INSERT INTO verdicts (turn, revision, judge, score, votes, hints, explicit, reason, at) "
+                "VALUES ('stale', ?, 'j', NULL, '[]', '[]', 0, ?, 1.0)",
+                (revision, words),
+            )
+    conn.close()
+    with Store.open(path) as store, store.read() as reading:
+        rows = [turns.get(reading, turn) for turn in turns_]
+        assert [row and (row.untrainable_code or row.cause) for row in rows] == [
+            ReasonCode.TOO_STALE,
+            ReasonCode.GREEDY,
+            ReasonCode.UNSCORED,
+            ReasonCode.EQUAL_REWARDS,
+            ReasonCode.STATED,
+            ReasonCode.ROLLED_BACK,
+            ReasonCode.PROMOTED,
+            ReasonCode.TAKEN_BACK,
+        ]
+        assert [policy.reason_code for policy in policies.get_many(reading, list(versions))] == [
+            ReasonCode.CANNOT_TRAIN,
+            ReasonCode.CONTRADICTION,
+            ReasonCode.NOT_FINITE,
+            ReasonCode.ROLLED_BACK,
+        ]
+        codes = reading.exec_driver_sql("SELECT reason_code FROM verdicts ORDER BY revision").scalars().all()
+        assert codes == [ReasonCode.TIE, ReasonCode.NO_MAJORITY]
+
+
+def test_each_code_of_the_migration_is_one_of_the_enum() -> None:
+    tables = (migrated_reasons.UNTRAINABLE, migrated_reasons.POLICY, migrated_reasons.VERDICT, migrated_reasons.DROPPED)
+    assert {code for table in tables for _, code in table} <= {code.value for code in ReasonCode}

@@ -17,7 +17,7 @@ from openclaw_rl.status.report import collect_status
 from openclaw_rl.store import events, leases, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies, training_queue
-from openclaw_rl.types import FinishReason, Lease, Policy, PolicyState, Use
+from openclaw_rl.types import FinishReason, Lease, Policy, PolicyState, Reason, ReasonCode, Use
 
 TTL = 30.0
 
@@ -223,7 +223,7 @@ def test_what_may_not_train_is_not_claimed(conn: Connection) -> None:
         judged(conn, id_)
     serve(conn, "served")
     close(conn, "reopened", "No!")
-    turns.mark_untrainable(conn, {"stale": "too stale"})
+    turns.mark_untrainable(conn, {"stale": Reason(ReasonCode.TOO_STALE, "too stale")})
     conn.exec_driver_sql("UPDATE turns SET kind = 'side' WHERE id = 'side'")
     assert claimed(conn) == []
 

@@ -14,13 +14,15 @@ from tests.store.world import close, judged, reply, request, serve, verdict
 
 from openclaw_rl.store import exchanges, reactions, turn_states, turns
 from openclaw_rl.store.db import Store
-from openclaw_rl.store.turn_states import REOPENABLE_REASONS, DropReason
+from openclaw_rl.store.turn_states import REOPENABLE_REASONS
 from openclaw_rl.types import (
     TURN_TRANSITIONS,
     ExchangeStatus,
     Feedback,
     FinishReason,
     JudgeInput,
+    Reason,
+    ReasonCode,
     TurnState,
     Verdict,
     Vote,
@@ -128,8 +130,8 @@ def test_feedback_on_a_running_reply_waits(conn: Connection) -> None:
     assert reactions.record_pending_feedback(conn, "a", 15.0)
 
 
-@pytest.mark.parametrize("cause", DropReason)
-def test_late_evidence_reopens_only_what_lacked_evidence(conn: Connection, cause: DropReason) -> None:
+@pytest.mark.parametrize("cause", ReasonCode)
+def test_late_evidence_reopens_only_what_lacked_evidence(conn: Connection, cause: ReasonCode) -> None:
     serve(conn, "a")
     assert turn_states.drop(conn, "a", cause, "for a reason", at=12.0)
     assert close(conn, "a") is (cause in REOPENABLE_REASONS)
@@ -143,7 +145,7 @@ def test_late_evidence_reopens_only_what_lacked_evidence(conn: Connection, cause
 def test_a_dropped_turn_takes_no_verdict(conn: Connection) -> None:
     serve(conn, "a")
     close(conn, "a")
-    turn_states.drop(conn, "a", DropReason.TIMEOUT, "x", at=13.0)
+    turn_states.drop(conn, "a", ReasonCode.TIMEOUT, "x", at=13.0)
     assert not turns.add_verdict(conn, verdict("a"))
 
 
@@ -160,8 +162,8 @@ def test_overdue_and_open_turns(conn: Connection) -> None:
 
 def test_untrainable_keeps_the_first_reason(conn: Connection) -> None:
     judged(conn, "a")
-    turns.mark_untrainable(conn, {"a": "too stale"})
-    turns.mark_untrainable(conn, {"a": "again"})
+    turns.mark_untrainable(conn, {"a": Reason(ReasonCode.TOO_STALE, "too stale")})
+    turns.mark_untrainable(conn, {"a": Reason(ReasonCode.NO_SIGNAL, "again")})
     turn = turns.get(conn, "a")
     assert turn is not None
     assert turn.untrainable == "too stale"
@@ -185,8 +187,8 @@ class Act:
 ACTS = [
     Act("reaction", lambda conn, turn, tag: close(conn, turn, tag)),
     Act("feedback", lambda conn, turn, tag: feed(conn, turn, tag)),
-    Act("timeout", lambda conn, turn, tag: turn_states.drop(conn, turn, DropReason.TIMEOUT, tag, at=1.0)),
-    Act("side", lambda conn, turn, tag: turn_states.drop(conn, turn, DropReason.SIDE, tag, at=1.0)),
+    Act("timeout", lambda conn, turn, tag: turn_states.drop(conn, turn, ReasonCode.TIMEOUT, tag, at=1.0)),
+    Act("side", lambda conn, turn, tag: turn_states.drop(conn, turn, ReasonCode.SIDE, tag, at=1.0)),
     Act("verdict", lambda conn, turn, tag: turns.add_verdict(conn, _current(conn, turn, tag))),
     Act("old verdict", lambda conn, turn, tag: turns.add_verdict(conn, verdict(turn, 1, judge=tag))),
     Act("move", lambda conn, turn, tag: [turn_states.transition(conn, turn, to, at=1.0) for to in (TurnState.JUDGED,)]),

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from openclaw_rl.common.progress import Wait
 from openclaw_rl.settings.load import Config
 from openclaw_rl.store import exchanges, heartbeats, leases, reactions, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.supervisor.completion import IDLE_CHECKS, CompletionChecker, ends_by_itself
 from openclaw_rl.train.lease_keeper import TRAINER_LEASE
-from openclaw_rl.train.tracking import WAITING_PREFIX
 from openclaw_rl.types import (
     ExchangeStatus,
     FinishReason,
@@ -132,12 +132,12 @@ def test_nothing_left_is_the_end(tmp_path: Path) -> None:
     assert not any(looks(made)), "the trainer has not looked yet"
     heartbeats.write_heartbeat(store, "train", "making a batch")
     assert not any(looks(made)), "it is at work"
-    heartbeats.write_heartbeat(store, "train", f"{WAITING_PREFIX}0 of 2")
+    heartbeats.write_heartbeat(store, "train", "the note is text for people", waits=[Wait.TURNS])
     judge_one(store, closed_only=True)
     assert not any(looks(made)), "a turn waits for its verdict"
     judge_one(store, closed_only=False)
     assert looks(made) == [False] * IDLE_CHECKS + [True, True], "the first look sees that something has happened"
-    assert "nothing is left to import, judge or train on (waiting for turns: 0 of 2)" in str(made.finished_reason())
+    assert "nothing is left to import, judge or train on (the note is text for people)" in str(made.finished_reason())
     store.close()
 
 
@@ -146,6 +146,28 @@ def test_what_is_not_imported_yet_is_left(tmp_path: Path) -> None:
     data.write_text("{}\n")
     made, store = ending(tmp_path, data={"path": str(data)})
     rooted(store)
-    heartbeats.write_heartbeat(store, "train", f"{WAITING_PREFIX}0 of 2")
+    heartbeats.write_heartbeat(store, "train", "0 of 2", waits=[Wait.TURNS])
     assert not any(looks(made))
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("waits", "ends"),
+    [
+        ([Wait.TURNS], True),
+        ([Wait.TURNS, Wait.MAX_STEPS], True),
+        ([Wait.MAX_STEPS], True),
+        ([], False),
+        ([Wait.TURNS, Wait.GATE], False),
+        ([Wait.FROZEN], False),
+        ([Wait.SETTLING, Wait.TURNS], False),
+        ([Wait.TRAINER], False),
+        ([Wait.LEASE], False),
+    ],
+)
+def test_training_ends_by_what_the_policies_wait_for(tmp_path: Path, waits: list[Wait], ends: bool) -> None:
+    checker, store = ending(tmp_path, train={"exit_when_done": True})
+    rooted(store)
+    heartbeats.write_heartbeat(store, "train", "waiting for turns: 0 of 2", waits=waits)
+    assert any(looks(checker)) is ends
     store.close()

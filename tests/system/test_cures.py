@@ -33,6 +33,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from openclaw_rl.collect.worker import Collector
 from openclaw_rl.common import message_hash
 from openclaw_rl.common.message_hash import EphemeralMatcher
+from openclaw_rl.common.progress import Wait
 from openclaw_rl.engines.embedded.model import EmbeddedModel
 from openclaw_rl.engines.embedded.scheduler import EmbeddedEngine
 from openclaw_rl.errors import OpenClawError
@@ -239,7 +240,7 @@ def test_more_workers_make_more_rollouts_at_once(system: SubprocessSystem, store
     )
     rollouts = {"rollout.function_path": str(tmp_path / "slow.py")}
     steps(store, (0, 1, 1), (100, 1, 1), (200, 1, 1))
-    heartbeats.write_heartbeat(store, "train", "waiting for turns: 0 of 2")
+    heartbeats.write_heartbeat(store, "train", "0 of 2", waits=[Wait.TURNS])
     trouble = seen(store, rollouts)["slow collection"]
     most = []
     for settings in (rollouts, rollouts | dict(trouble.settings)):

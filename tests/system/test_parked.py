@@ -17,7 +17,7 @@ from openclaw_rl.store import turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, post_json, scratch_config
-from openclaw_rl.train.batch_bisection import FAILED_PREFIX
+from openclaw_rl.types import ReasonCode
 
 WITHIN = 300.0  # seconds; a quiet machine needs a tenth
 GOOD_REWARD = """
@@ -162,8 +162,8 @@ def test_a_loss_that_always_fails_uses_up_a_few_turns_only_and_trains_once_it_is
 
             wait_for(trained)
             with store.read() as conn:
-                reasons = [turn.untrainable or "" for id_ in ids if (turn := turns.get(conn, id_))]
-        assert len([reason for reason in reasons if reason.startswith(FAILED_PREFIX)]) <= 7, reasons
+                codes = [turn.untrainable_code for id_ in ids if (turn := turns.get(conn, id_))]
+        assert codes.count(ReasonCode.CANNOT_TRAIN) <= 7, codes
 
 
 def test_training_without_a_gateway_ends_with_the_reason(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from tests.system.test_words import run
 from openclaw_rl.collect.worker import Collector
 from openclaw_rl.common import message_hash
 from openclaw_rl.common.logging_metrics import setup_logging
+from openclaw_rl.common.progress import Wait
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.gates.metric_gates import rejection_reason
 from openclaw_rl.judge.voting import majority_score
@@ -107,8 +109,9 @@ def voted(store: Store, *scores: int, count: int = 10) -> None:
             world.serve(conn, f"v{n}")
             world.close(conn, f"v{n}")
             votes = [Vote(score=score) for score in scores]
-            score, reason = majority_score(votes, 0.5)
-            turns.add_verdict(conn, world.verdict(f"v{n}", score=score, votes=tuple(votes), reason=reason))
+            majority = majority_score(votes, 0.5)
+            verdict = world.verdict(f"v{n}", score=majority.score, votes=tuple(votes), reason=majority.reason)
+            turns.add_verdict(conn, replace(verdict, reason_code=majority.code))
 
 
 def test_a_home_that_is_well_has_none(store: Store) -> None:
@@ -190,7 +193,7 @@ def test_a_trainer_that_falls_behind(store: Store) -> None:
 
 def test_slow_collection(store: Store) -> None:
     steps(store, (0, 1, 1), (100, 1, 1), (200, 1, 1))
-    heartbeats.write_heartbeat(store, "train", "waiting for turns: 0 of 2")
+    heartbeats.write_heartbeat(store, "train", "0 of 2", waits=[Wait.TURNS])
     assert seen(store) == {}, "nobody is told to talk faster"
     trouble = seen(store, {"data.watch_dir": "/somewhere"})["slow collection"]
     assert "busy 1% of the time" in trouble.evidence
@@ -222,10 +225,10 @@ def test_judges_that_disagree(store: Store) -> None:
     assert "67% of a turn's votes, over 10 turns" in trouble.evidence
     assert trouble.settings == {"judge.num_judges": 5, "judge.consensus_threshold": 0.6}
     narrow = [Vote(score=s) for s in (1, 1, 1, -1, -1)]
-    assert majority_score(narrow, float(trouble.settings["judge.consensus_threshold"]))[0] == 1, "three of five"
+    assert majority_score(narrow, float(trouble.settings["judge.consensus_threshold"])).score == 1, "three of five"
     stricter = seen(store, dict(trouble.settings))["judges disagree"].settings
     assert stricter == {"judge.consensus_threshold": 0.8}
-    assert majority_score(narrow, 0.8)[0] is None, "it trains nothing now"
+    assert majority_score(narrow, 0.8).score is None, "it trains nothing now"
     assert not seen(store, dict(trouble.settings) | stricter)["judges disagree"].settings
 
 
@@ -305,7 +308,7 @@ def test_a_worker_that_does_not_run(store: Store) -> None:
     for age in (0, 1200):  # its crashes, then what the supervisor left in the store
         trouble = seen(store, now=time.time() + age)["a worker does not run"]
         assert reason in trouble.evidence
-    heartbeats.write_heartbeat(store, "train", "waiting for turns: 0 of 2")
+    heartbeats.write_heartbeat(store, "train", "0 of 2", waits=[Wait.TURNS])
     assert seen(store, now=time.time() + 1200) == {}, "it runs again"
 
 

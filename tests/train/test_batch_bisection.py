@@ -21,7 +21,8 @@ from openclaw_rl.testing import ScriptedTrainer
 from openclaw_rl.train import batch_bisection
 from openclaw_rl.train.orchestrator import TrainLoop
 from openclaw_rl.train.sample_builder import SampleBuilder
-from openclaw_rl.types import JudgedTurn, PolicyState
+from openclaw_rl.train.step_outcome import failed_version
+from openclaw_rl.types import JudgedTurn, PolicyState, Reason, ReasonCode, Use
 
 Fill = Callable[..., list[str]]
 Judged = Callable[..., JudgedTurn]
@@ -190,3 +191,16 @@ def test_whatever_is_poison_the_rest_trains_once(
         assert all(p.state is not PolicyState.ROLLED_BACK for p in policies.list_all(conn))
     room.close()
     store.close()
+
+
+def test_turns_that_failed_alone_are_counted_by_the_code_of_their_versions(store: Store, fill: Fill) -> None:
+    codes = [ReasonCode.JUNK, ReasonCode.CANNOT_TRAIN, ReasonCode.CANNOT_TRAIN]
+    turns_ = fill(store, len(codes))
+    with store.write() as conn:
+        root = policies.head(conn)
+        for number, (turn, code) in enumerate(zip(turns_, codes, strict=True), start=1):
+            words = "it cannot be trained: x" if code is ReasonCode.JUNK else "in other words"
+            version = failed_version(root, number, Reason(code, words), at=1.0)
+            uses = [Use(policy=number, turn=turn, number=1)]
+            policies.insert_version(conn, version, uses, PolicyState.REJECTED)
+        assert batch_bisection.count_failed_alone(conn, policies.list_all(conn)) == 2

@@ -20,7 +20,7 @@ from openclaw_rl.testing import ScriptedTrainer
 from openclaw_rl.train.orchestrator import TrainLoop
 from openclaw_rl.train.sample_builder import SampleBuilder
 from openclaw_rl.train.tracking import METRICS_FILE, MetricsTracker, staleness_metrics
-from openclaw_rl.types import FinishReason, JudgedTurn, Origin, Policy
+from openclaw_rl.types import FinishReason, JudgedTurn, Origin, Policy, Reason, ReasonCode
 
 Fill = Callable[..., list[str]]
 
@@ -38,7 +38,7 @@ class Picky(ScriptedTrainer):
             digest=result.digest,
             metrics={"dropped/stale": 1.0} if result.folder is None else result.metrics,
             memory=result.memory,
-            dropped={samples[0].turn: "too stale"} | dict(result.dropped),
+            dropped={samples[0].turn: Reason(ReasonCode.TOO_STALE, "too stale")} | dict(result.dropped),
         )
 
 
@@ -128,7 +128,7 @@ def test_too_many_versions_old_is_stale(builder: SampleBuilder, judged: Callable
     batch = builder.build_batch([old, new], far, range(71))  # type: ignore[list-item]
     assert batch.dropped_counts["dropped/stale"] == 1
     assert batch.kept_counts["dropped/stale"] == 0
-    assert "70 versions ago" in next(iter(batch.dropped.values()))
+    assert "70 versions ago" in next(iter(batch.dropped.values())).detail
     assert staleness_metrics(range(71), batch.samples) == {"staleness/versions": 0.0, "staleness/versions/max": 0.0}
     assert staleness_metrics(range(71), []) == {}
 
@@ -159,7 +159,7 @@ def test_versions_beside_the_line_make_nothing_stale(
     with store.write() as conn:
         policies.roll_back(conn, to=0, reason="a person said so", at=time.time())
         for turn in undone:
-            turns.mark_untrainable(conn, {turn: "taken back"})
+            turns.mark_untrainable(conn, {turn: Reason(ReasonCode.TAKEN_BACK, "taken back")})
     for version, parent in ((4, 0), (5, 4)):
         fill(store, 4)
         assert loop.run_once()

@@ -9,6 +9,7 @@ from typing import Any
 
 from tests.store.deaths import deaths_until_done, die
 
+from openclaw_rl.common.progress import Wait
 from openclaw_rl.errors import DiskFull
 from openclaw_rl.settings.load import train_settings
 from openclaw_rl.store import turns
@@ -30,7 +31,7 @@ def training(path: Path, builder: SampleBuilder, trainer: ScriptedTrainer) -> Ca
         with Store.open(path) as store:
             loop = TrainLoop(store, trainer, builder, settings, path.parent / "policies")
             give_up = time.monotonic() + 60
-            while loop.run_once() or loop.note.startswith("waiting: another"):
+            while loop.run_once() or Wait.LEASE in loop.waits:
                 assert time.monotonic() < give_up, loop.note
                 time.sleep(0.02)
             loop.close()

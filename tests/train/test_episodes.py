@@ -28,7 +28,7 @@ from openclaw_rl.train import undo
 from openclaw_rl.train.orchestrator import TrainLoop
 from openclaw_rl.train.rollback import apply_rollback, plan_rollback
 from openclaw_rl.train.sample_builder import SampleBatch, SampleBuilder
-from openclaw_rl.types import EpisodeStep, Kind, Policy
+from openclaw_rl.types import EpisodeStep, Kind, Policy, Reason, ReasonCode
 
 Fill = Callable[..., list[str]]
 VOCABULARY = 64
@@ -128,14 +128,14 @@ def test_a_branch_has_the_outcome_only_if_that_is_wanted(
     batch = batch_of(store, builder, head, branches=branches)
     steps = {s.turn: s.episode.step for s in batch.samples if s.episode and s.episode.episode == "good"}
     assert steps == {ids[0]: 0, ids[2]: 1} | ({ids[1]: None} if branches == "all" else {})
-    assert batch.dropped == ({} if branches == "all" else {ids[1]: BRANCH})
+    assert batch.dropped == ({} if branches == "all" else {ids[1]: Reason(ReasonCode.OTHER_BRANCH, BRANCH)})
 
 
 def test_a_conversation_has_no_place_in_a_group(builder: SampleBuilder, judged: Any, head: Policy) -> None:
     item = judged(score=1, hints=("shorter",))
     batch = replace(builder, signal=make_method(TRAIN)).build_batch([item], head, [0])
     why = "it belongs to no episode with a known reward, and the method compares episodes"
-    assert batch.dropped == {item.turn.id: why}
+    assert batch.dropped == {item.turn.id: Reason(ReasonCode.NO_EPISODE, why)}
 
 
 @pytest.mark.parametrize("reward", [float("nan"), None])

@@ -14,14 +14,15 @@ from openclaw_rl.store.lineage import policies
 from openclaw_rl.testing import ScriptedTrainer
 from openclaw_rl.train.orchestrator import TrainLoop
 from openclaw_rl.train.sample_builder import SampleBuilder
-from openclaw_rl.types import PolicyState
+from openclaw_rl.types import PolicyState, Reason, ReasonCode
 
 SOUND = {"loss/total": 0.1, "gradient/norm": 2.0, "kl": 0.3, "kl/step": 0.002, "gap": 0.01}
 BOUNDS = {"safety.gate_grad_norm": 2.0, "safety.gate_kl": 0.3, "safety.max_step_kl": 0.002}
 
 
 def reason_of(metrics: dict[str, float], bounds: dict[str, float] = BOUNDS) -> str | None:
-    return rejection_reason(metrics, train_settings(bounds))
+    reason = rejection_reason(metrics, train_settings(bounds))
+    return None if reason is None else reason.detail
 
 
 def test_a_sound_step_passes() -> None:
@@ -49,10 +50,12 @@ def test_bounds_name_their_settings() -> None:
     )
 
 
+def refuse(words: str) -> gate.Gate:
+    return lambda metrics, train: Reason(ReasonCode.WORSE, words)
+
+
 def test_gates_run_in_their_order_and_the_first_refusal_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        gate, "GATES", (*gate.GATES, lambda metrics, train: "the last gate", lambda metrics, train: "x")
-    )
+    monkeypatch.setattr(gate, "GATES", (*gate.GATES, refuse("the last gate"), refuse("x")))
     assert reason_of(SOUND) == "the last gate"
     assert reason_of(SOUND | {"kl/step": 1.0}) != "the last gate"
 

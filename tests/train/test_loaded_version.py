@@ -11,7 +11,7 @@ from tests.train.conftest import put
 from openclaw_rl.store import exchanges, reactions, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage.version_stats import satisfaction_metrics
-from openclaw_rl.types import Feedback, FinishReason, JudgedTurn, Origin, Verdict
+from openclaw_rl.types import Feedback, FinishReason, JudgedTurn, Origin, Reason, ReasonCode, Verdict
 
 Judged = Callable[..., JudgedTurn]
 
@@ -38,7 +38,7 @@ def test_what_is_counted(store: Store, judged: Judged) -> None:
     put(store, [turn(2, score=-1), turn(2, score=1, request={"origin": Origin.TEXT})])
     (cut,) = put(store, [turn(2, score=1, reply={"finish_reason": FinishReason.LENGTH})])
     with store.write() as conn:
-        turns.mark_untrainable(conn, {cut: "cut"})
+        turns.mark_untrainable(conn, {cut: Reason(ReasonCode.TRUNCATED, "cut")})
     second = of(store, 2)
     assert second["eval/turns"] == 2, "what was imported was not said here"
     assert (second["eval/satisfaction"], second["eval/truncated"], second["eval/untrainable"]) == (0.5, 0.5, 0.5)

@@ -15,6 +15,7 @@ from tests.train.conftest import IDENTITY, put
 
 from openclaw_rl.cli.main import cli
 from openclaw_rl.common.message_hash import EphemeralMatcher
+from openclaw_rl.common.progress import Wait
 from openclaw_rl.errors import ConfigError, OpenClawError
 from openclaw_rl.gates.candidate_gate import CandidateGate
 from openclaw_rl.learner.trainer import LocalTrainer
@@ -155,6 +156,15 @@ def test_two_that_lack_turns_do_not_share_them(tmp_path: Path, judged: Make, mod
     home.learn([*turns_of(judged, "ann", 3), *turns_of(judged, "bob", 2)])
     assert (home.head(ANN), home.head(BOB)) == (0, 0)
     assert home.loop.note == "waiting for turns: agent:ann: 3 of 4; agent:bob: 2 of 4"
+    assert home.loop.waits == {Wait.TURNS}
+
+
+def test_one_policy_at_its_last_step_and_one_that_waits(tmp_path: Path, judged: Make, model: str) -> None:
+    home = Home(tmp_path, model, max_steps=1)
+    home.learn([*turns_of(judged, "ann", 8), *turns_of(judged, "bob", 2)])
+    assert home.loop.waits == {Wait.MAX_STEPS, Wait.TURNS}
+    last = "agent:ann: train.max_steps 1 is reached: version 1 is the last"
+    assert home.loop.note == f"{last}; agent:bob: waiting for turns: 2 of 4"
 
 
 def test_candidates_become_the_heads_of_their_own_policies(tmp_path: Path, judged: Make, model: str) -> None:

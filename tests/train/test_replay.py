@@ -20,7 +20,7 @@ from openclaw_rl.testing import ScriptedTrainer
 from openclaw_rl.train.orchestrator import TrainLoop
 from openclaw_rl.train.replay import replay_limit
 from openclaw_rl.train.sample_builder import SampleBuilder
-from openclaw_rl.types import Policy, TurnState
+from openclaw_rl.types import Policy, Reason, ReasonCode, TurnState
 
 Fill = Callable[..., list[str]]
 MakeLoop = Callable[..., TrainLoop]
@@ -35,7 +35,7 @@ class Picky(ScriptedTrainer):
 
     def step(self, samples: Sequence[Sample], out: str) -> StepResult:
         result = super().step(samples, out)
-        stale = {s.turn: "too stale: mean |log ratio| 0.7" for s in samples if s.turn in self.stale}
+        stale = {s.turn: Reason(ReasonCode.TOO_STALE, "too stale: 0.7") for s in samples if s.turn in self.stale}
         dropped = dict(result.dropped) | stale
         return StepResult(
             folder=result.folder, digest=result.digest, metrics=result.metrics, memory=result.memory, dropped=dropped
@@ -197,7 +197,7 @@ def test_where_all_fresh_turns_are_too_stale_there_is_no_version(
     assert len(trainer.batches[-1]) == 4
     assert (head_of(store).version, trainer.steps) == (1, 2)
     assert len(list((tmp_path / "policies").iterdir())) == 1
-    assert reasons(store, second) == ["too stale: mean |log ratio| 0.7"] * 2
+    assert reasons(store, second) == ["too stale: 0.7"] * 2
     fill(store, 2)
     assert loop.run_once()
     assert head_of(store).memory == {"steps": 2}, "what the replays alone had done to the weights is undone"

@@ -15,12 +15,11 @@ from openclaw_rl.settings.load import train_settings
 from openclaw_rl.store import exchanges, reactions, turn_states, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies
-from openclaw_rl.store.turn_states import DropReason
 from openclaw_rl.testing import ScriptedTrainer
 from openclaw_rl.train.orchestrator import TrainLoop
-from openclaw_rl.train.rollback import apply_rollback, plan_rollback
+from openclaw_rl.train.rollback import apply_rollback, plan_promotion, plan_rollback
 from openclaw_rl.train.sample_builder import SampleBuilder
-from openclaw_rl.types import Feedback, Policy, PolicyState, TurnState
+from openclaw_rl.types import Feedback, Policy, PolicyState, ReasonCode, TurnState
 
 Fill = Callable[..., list[str]]
 
@@ -89,7 +88,7 @@ def test_a_turn_that_was_dropped_after_its_training_is_taken_back_too(
     """A superseded turn could be reopened by late feedback, and would train again."""
     turn = learned[2][0]
     with store.write() as conn:
-        assert turn_states.drop(conn, turn, DropReason.SUPERSEDED, "another reply took its place", at=1.0)
+        assert turn_states.drop(conn, turn, ReasonCode.SUPERSEDED, "another reply took its place", at=1.0)
     done = run(home, "2", "--yes")
     assert "4 turns are not trained on again" in done.output
     assert "4 turns removed from training" in done.output
@@ -146,3 +145,18 @@ def test_what_was_agreed_is_what_is_done(
     with store.write() as conn, pytest.raises(OpenClawError, match="version 3 is no longer the head"):
         apply_rollback(conn, agreed, learn_again=False, reason="too late")
     assert head_of(store).version == 4
+
+
+def test_a_promotion_decides_by_the_code_of_what_was_taken_back(
+    store: Store, learned: list[list[str]], home: Path
+) -> None:
+    """A rolled back turn comes back with its version, whatever its reason says; an undone one does not."""
+    assert run(home, "1", "--yes").exit_code == 0
+    with store.write() as conn:
+        turn_states.take_back(conn, learned[1], "in other words", at=9.0, code=ReasonCode.ROLLED_BACK)
+    with store.read() as conn:
+        assert plan_promotion(conn, 3).to == 3
+    with store.write() as conn:
+        turn_states.take_back(conn, learned[2][:1], "the version trained on it was rolled back", at=9.0)
+    with store.read() as conn, pytest.raises(OpenClawError, match="1 turns that were undone since"):
+        plan_promotion(conn, 3)

@@ -17,7 +17,7 @@ from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.settings.load import train_settings
 from openclaw_rl.train.sample_builder import SampleBuilder, splice_hint
-from openclaw_rl.types import FinishReason, JudgedTurn, Policy, Sampling, Span
+from openclaw_rl.types import FinishReason, JudgedTurn, Policy, Reason, ReasonCode, Sampling, Span
 
 Judged = Callable[..., JudgedTurn]
 
@@ -26,7 +26,7 @@ def only(method: str, builder: SampleBuilder) -> SampleBuilder:
     return replace(builder, signal=make_method(train_settings({"method": method})))
 
 
-def made(builder: SampleBuilder, item: JudgedTurn, head: Policy) -> Sample | str:
+def made(builder: SampleBuilder, item: JudgedTurn, head: Policy) -> Sample | Reason:
     batch = builder.build_batch([item], head, range(head.version - 65, head.version + 1))
     return batch.samples[0] if batch.samples else batch.dropped[item.turn.id]
 
@@ -104,8 +104,8 @@ def test_what_cannot_train_says_why(
     builder: SampleBuilder, judged: Judged, head: Policy, keywords: dict[str, Any], reason: str
 ) -> None:
     sample = made(builder, judged(**keywords), head)
-    assert isinstance(sample, str)
-    assert reason in sample
+    assert isinstance(sample, Reason)
+    assert reason in sample.detail
 
 
 def test_broken_recordings_are_data_and_not_a_crash(builder: SampleBuilder, judged: Judged, head: Policy) -> None:
@@ -114,7 +114,9 @@ def test_broken_recordings_are_data_and_not_a_crash(builder: SampleBuilder, judg
     n = len(item.exchange.reply.response_ids)
     broken = {"logprobs": np.full(n, np.nan, np.float32)}
     assert "not all finite" in str(made(builder, judged(reply=broken), head))
-    assert made(builder, judged(reply={"mask": np.zeros(n, bool)}), head) == "no token of the reply may train"
+    assert made(builder, judged(reply={"mask": np.zeros(n, bool)}), head) == Reason(
+        ReasonCode.NO_TOKEN, "no token of the reply may train"
+    )
 
 
 def test_truncated_replies_keep_their_hints(builder: SampleBuilder, judged: Judged, head: Policy) -> None:

@@ -211,5 +211,5 @@ def test_lessons_are_not_practised_and_the_norm_of_the_gradient_may_be_missing()
     assert "train.trainer tinker" in no_practice_reason(config, make_method(config.train))
     metrics = {"loss/total": 0.1, "kl": 0.0, "kl/step": 0.0}
     assert metrics_are_finite(metrics, config.train) is None
-    assert metrics_are_finite({"loss/total": 0.1}, config.train) == "kl is None, expected a finite number"
+    assert str(metrics_are_finite({"loss/total": 0.1}, config.train)) == "kl is None, expected a finite number"
     assert "gradient/norm" in str(metrics_are_finite(metrics, from_flat({}).train))

@@ -18,6 +18,7 @@ from tests.train.conftest import put
 from tests.train.state_trainer import StateTrainer
 
 from openclaw_rl.cli.main import cli
+from openclaw_rl.common.progress import Wait
 from openclaw_rl.errors import ModelError, OpenClawError
 from openclaw_rl.methods.types import Sample, StepResult
 from openclaw_rl.render.renderer import Renderer
@@ -34,7 +35,7 @@ from openclaw_rl.train.orchestrator import TrainLoop
 from openclaw_rl.train.rollback import plan_promotion
 from openclaw_rl.train.sample_builder import SampleBuilder
 from openclaw_rl.train.undo import lesson_id, plan_undo, select_turns
-from openclaw_rl.types import JudgedTurn, PolicyState, TurnState, Use
+from openclaw_rl.types import JudgedTurn, PolicyState, Reason, ReasonCode, TurnState, Use
 
 Judged = Callable[..., JudgedTurn]
 TRAIN = {"batch.min_turns": 2, "batch.max_turns": 2, "batch.max_wait": 1e9}
@@ -140,7 +141,8 @@ AT_TINKER = ("train.trainer=tinker", "engine.backend=tinker", "gate.kind=numbers
 class AbsentTrainer:
     """A loop whose service does not answer; the third attempt is interrupted."""
 
-    note = "waiting for the trainer: the Tinker service does not answer"
+    note = "the Tinker service does not answer"
+    waits = frozenset({Wait.TRAINER})
 
     def __init__(self) -> None:
         self.attempts = 0
@@ -389,9 +391,9 @@ def test_a_batch_that_fails_does_not_stop_the_rest(home: Home) -> None:
 def test_what_became_untrainable_is_left_out(home: Home) -> None:
     home.learn(3)
     with home.store.write() as conn:
-        turns.mark_untrainable(conn, {home.learned[2][0]: "its client forbids it"})
-        turns.mark_untrainable(conn, {home.learned[3][0]: "its client forbids it"})
-        turns.mark_untrainable(conn, {home.learned[3][1]: "its client forbids it"})
+        turns.mark_untrainable(conn, {home.learned[2][0]: Reason(ReasonCode.NOT_STORED, "its client forbids it")})
+        turns.mark_untrainable(conn, {home.learned[3][0]: Reason(ReasonCode.NOT_STORED, "its client forbids it")})
+        turns.mark_untrainable(conn, {home.learned[3][1]: Reason(ReasonCode.NOT_STORED, "its client forbids it")})
     assert home.undo("--session", "s1", "--yes").exit_code == 0
     while home.left():
         assert home.loop.run_once()

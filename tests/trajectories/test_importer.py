@@ -18,8 +18,8 @@ from openclaw_rl.methods.registry import make_method
 from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.settings.load import STARTER, ModelConfig, TrainConfig, from_flat, train_settings
-from openclaw_rl.status.reasons import merge_reasons
-from openclaw_rl.store import exchanges, imported_turns, turns
+from openclaw_rl.status.reasons import group_reasons
+from openclaw_rl.store import exchanges, turns
 from openclaw_rl.store.lineage import policies, training_queue
 from openclaw_rl.train.sample_builder import SampleBuilder
 from openclaw_rl.trajectories.files import read_entries
@@ -29,7 +29,7 @@ from openclaw_rl.trajectories.report import ImportReport
 from openclaw_rl.trajectories.resolve import ResolvedTurn, resolve_turns
 from openclaw_rl.trajectories.schema import TrajectoryRefused
 from openclaw_rl.trajectories.turn_builder import NOT_TRAINABLE_REASON
-from openclaw_rl.types import Exchange, Origin, Policy, PolicyState, Reply, TurnState, Verdict
+from openclaw_rl.types import Exchange, Origin, Policy, PolicyState, ReasonCode, Reply, TurnState, Verdict
 
 
 def planned(file: Path) -> list[ResolvedTurn]:
@@ -165,11 +165,10 @@ def test_what_is_longer_than_the_model_takes_is_one_reason_in_status(tmp_path: P
     home.bring(put(tmp_path / "in.jsonl", {"session_id": "s", "turns": long}))
     with home.store.read() as conn:
         found = [turns.get(conn, p.id) for p in planned(tmp_path / "in.jsonl")]
-    reasons = {str(turn.untrainable): 1 for turn in found if turn is not None}
-    assert len(reasons) == 2
-    ((merged, count),) = merge_reasons(reasons).items()
-    assert merged.startswith("longer than the model takes, e.g. prompt and response have")
-    assert count == 2
+        (group,) = group_reasons(turns.count_untrainable(conn))
+    assert len({turn.untrainable for turn in found if turn is not None}) == 2
+    assert (group.code, group.count) == (ReasonCode.TOO_LONG, 2)
+    assert group.label.startswith("longer than the model takes: prompt and response have")
 
 
 def test_trainable_false_never_trains(tmp_path: Path, home: Home) -> None:
@@ -178,7 +177,7 @@ def test_trainable_false_never_trains(tmp_path: Path, home: Home) -> None:
     with home.store.read() as conn:
         found = turns.get(conn, planned(file)[0].id)
     assert found is not None
-    assert (found.untrainable, found.state) == (NOT_TRAINABLE_REASON, TurnState.CLOSED)
+    assert (found.untrainable, found.state) == (NOT_TRAINABLE_REASON.detail, TurnState.CLOSED)
 
 
 def test_one_bad_turn_keeps_its_whole_trajectory_out_and_no_other(tmp_path: Path, home: Home) -> None:
@@ -199,7 +198,7 @@ def test_unscored_turns_wait_until_they_are_scored(tmp_path: Path, home: Home) -
     with home.store.read() as conn:
         before = turns.get(conn, first)
     assert before is not None
-    assert before.untrainable == imported_turns.UNSCORED
+    assert before.untrainable_code is ReasonCode.UNSCORED
     seen: list[int] = []
     assert score_unscored(home.config, home.store, seen.append) == 1
     assert seen == [1]

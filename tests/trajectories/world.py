@@ -23,7 +23,6 @@ from openclaw_rl.settings.load import STARTER, Config, from_flat
 from openclaw_rl.store import exchanges, reactions, sessions, turn_states, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies
-from openclaw_rl.store.turn_states import DropReason
 from openclaw_rl.trajectories import files as reading
 from openclaw_rl.trajectories import importer
 from openclaw_rl.trajectories.operations import export_sessions, session_json
@@ -35,6 +34,7 @@ from openclaw_rl.types import (
     FinishReason,
     Kind,
     Reaction,
+    ReasonCode,
     Reply,
     Request,
     Sampling,
@@ -251,9 +251,9 @@ def happened(conn: Connection, id_: str, plot: Plot, session: str, parent: str |
         conn, id_, session=session, parent=parent, kind=kind, relation=relation, relation_of=None, unlinked=None
     )
     if plot.fate == "side":
-        turn_states.drop(conn, id_, DropReason.SIDE, 'side traffic: a message says "title"', at=12.0)
+        turn_states.drop(conn, id_, ReasonCode.SIDE, 'side traffic: a message says "title"', at=12.0)
     if plot.fate == "timeout":
-        turn_states.drop(conn, id_, DropReason.TIMEOUT, "no reaction within 24 h", at=12.0)
+        turn_states.drop(conn, id_, ReasonCode.TIMEOUT, "no reaction within 24 h", at=12.0)
     said: list[dict[str, Any]] = [{"role": "user", "content": f"about {plot.answer}"}]
     if plot.fate == "tools":
         said = [{"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "seen"}]}, *said]

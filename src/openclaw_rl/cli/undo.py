@@ -173,11 +173,11 @@ def _train_here(config: Config, store: Store, *, yes: bool) -> None:
     import logging
 
     from openclaw_rl.cli.service_consent import require_consent
+    from openclaw_rl.common.progress import Wait
     from openclaw_rl.settings.load import with_policy_owner
     from openclaw_rl.store.lineage.policy_names import stored_owner
     from openclaw_rl.supervisor.preflight import check_before_start
     from openclaw_rl.train.resume import resolve_base
-    from openclaw_rl.train.tracking import TRAINER_PREFIX
     from openclaw_rl.train.worker import open_train_loop
 
     logging.getLogger("bitsandbytes.backends.cpu").setLevel(logging.ERROR)  # see `setup_logging`
@@ -187,14 +187,16 @@ def _train_here(config: Config, store: Store, *, yes: bool) -> None:
     check_before_start(config, ("train",))
     require_consent(config, ("train",), yes=yes)
     loop = open_train_loop(config, store)
-    said = ""
+    shown = ""
 
     def train_batch() -> None:
-        nonlocal said
+        nonlocal shown
         if loop.run_once():
             return
-        if loop.note != said and loop.note.startswith(TRAINER_PREFIX):
-            echo_error(said := loop.note)
+        note = loop.note
+        if Wait.TRAINER in loop.waits and note != shown:
+            echo_error(note)
+            shown = note
         time.sleep(POLL_SECONDS)
 
     try:

@@ -26,8 +26,7 @@ from openclaw_rl.collect.reply_match import (
 from openclaw_rl.collect.summary_match import NOT_REPLACED, ReplacedHistory, find_replaced_history, turn_before_summary
 from openclaw_rl.collect.traffic import TrafficClassifier
 from openclaw_rl.store.exchange_index import ExchangeIndex, ExchangeSummary
-from openclaw_rl.store.turn_states import DropReason
-from openclaw_rl.types import Capture, ExchangeStatus, Kind, Request, TurnState
+from openclaw_rl.types import Capture, ExchangeStatus, Kind, ReasonCode, Request, TurnState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +161,7 @@ def _make_link(
         how=how,
         superseded=_superseded_turns(request, seq, past, index),
         redacted=redacted,
-        was_side=past.cause is DropReason.SIDE,
+        was_side=past.cause is ReasonCode.SIDE,
     )
 
 

@@ -16,11 +16,10 @@ from dataclasses import dataclass
 
 from openclaw_rl.common.message_hash import CHAIN_ROOT, DISTINCTIVE_CHARS, canonical_calls, message_text, own_hash
 from openclaw_rl.store.exchange_index import ExchangeIndex, ExchangeSummary
-from openclaw_rl.store.turn_states import DropReason
-from openclaw_rl.types import ExchangeStatus, Kind, Mark, Request, TurnState
+from openclaw_rl.types import ExchangeStatus, Kind, Mark, ReasonCode, Request, TurnState
 
 EXACT, TOOL_CALL, SEQUENCE, DISTINCTIVE = "exact", "tool_call", "sequence", "distinctive"
-REOPENED_BY_REACTION = frozenset({DropReason.TIMEOUT, DropReason.SESSION_DONE, DropReason.SUPERSEDED})
+REOPENED_BY_REACTION = frozenset({ReasonCode.TIMEOUT, ReasonCode.SESSION_DONE, ReasonCode.SUPERSEDED})
 """Reasons of turns that were dropped because they had no reaction: a late reaction reopens them."""
 NOT_OURS = "its replies are not from this gateway, or were given under another API key"
 MAX_REACTIONS = 2
@@ -314,7 +313,7 @@ def _match_one(past: ExchangeSummary, how: str, reaction: ReactionMessages) -> R
 
 def _accepts(past: ExchangeSummary, reaction: ReactionMessages) -> bool:
     """Return whether the turn awaits this reaction, or was dropped as side traffic by its text alone and continues."""
-    apparent = past.cause is DropReason.SIDE and past.declared_kind is None and past.status is ExchangeStatus.DONE
+    apparent = past.cause is ReasonCode.SIDE and past.declared_kind is None and past.status is ExchangeStatus.DONE
     return awaits_reaction(past, reaction) or (apparent and reaction.may_be_main and reaction.signature is not None)
 
 

@@ -24,8 +24,8 @@ from openclaw_rl.store.episodes import settlement
 from openclaw_rl.store.episodes.episodes import ENDED_EVENT, has_expired, void_expired
 from openclaw_rl.store.episodes.groups import complete_group, open_groups
 from openclaw_rl.store.exchange_index import ExchangeIndex
-from openclaw_rl.store.turn_states import DropReason, degenerate_reason
-from openclaw_rl.types import Event, Exchange, Kind
+from openclaw_rl.store.turn_states import degenerate_reason
+from openclaw_rl.types import Event, Exchange, Kind, Reason, ReasonCode
 
 log = logging.getLogger("openclaw_rl.collect")
 
@@ -120,7 +120,7 @@ class Collector:
             try:
                 exchange = exchanges.get(conn, event.ref)
             except DamagedRow as error:
-                self._set_aside(conn, event, str(error))
+                self._set_aside(conn, event, Reason(ReasonCode.DAMAGED, str(error)))
                 return
             assert exchange is not None, f"event {event.seq} names exchange {event.ref}, which is not in the store"
             index = ExchangeIndex(conn, self._store.secret)
@@ -132,18 +132,18 @@ class Collector:
             try:
                 settlement.settle_episode(conn, event.ref, at=event.at)
             except DamagedRow as error:
-                self._set_aside(conn, event, str(error))
+                self._set_aside(conn, event, Reason(ReasonCode.DAMAGED, str(error)))
         else:
             target = _turn_of(event)
             if target is not None:
                 self.reaction_count += reactions.record_pending_feedback(conn, target, event.at)
 
-    def _set_aside(self, conn: Connection, event: Event, why: str) -> None:
-        log.warning("event %d (%s %s): %s", event.seq, event.kind, event.ref, why)
+    def _set_aside(self, conn: Connection, event: Event, reason: Reason) -> None:
+        log.warning("event %d (%s %s): %s", event.seq, event.kind, event.ref, reason)
         if event.kind == ENDED_EVENT:
-            settlement.set_aside_episode(conn, event.ref, why, at=event.at)
+            settlement.set_aside_episode(conn, event.ref, reason.detail, at=event.at)
         if (turn := _turn_of(event)) is not None:
-            turns.set_aside(conn, turn, why, at=event.at)
+            turns.set_aside(conn, turn, reason, at=event.at)
 
     def end_expired_episodes(self, now: float) -> int:
         """End the episodes that expired without an outcome, and complete the expired groups. Returns their number.
@@ -187,7 +187,7 @@ class Collector:
         dropped = 0
         for part in _split(late):
             with self._store.write(durable=False) as conn:
-                dropped += turn_states.drop_all(conn, part, DropReason.TIMEOUT, reason, at=now)
+                dropped += turn_states.drop_all(conn, part, ReasonCode.TIMEOUT, reason, at=now)
         self.dropped_count += dropped
         if late:
             log.debug("%d turns without a reaction were dropped: %s", dropped, ", ".join(late))
@@ -212,13 +212,13 @@ class Collector:
             for turn, signal in find_observations(conn, exchange, decided, index, self._signals):
                 reactions.record_observation(conn, turn, signal, source=request.id, at=at)
         if kind is Kind.SIDE:
-            turn_states.drop(conn, request.id, DropReason.SIDE, f"side traffic: {decided.why_side}", at=at)
+            turn_states.drop(conn, request.id, ReasonCode.SIDE, f"side traffic: {decided.why_side}", at=at)
         if request.episode is not None and settlement.is_settled(conn, request.episode):
-            turn_states.drop(conn, request.id, DropReason.EPISODE_ENDED, settlement.TOO_LATE, at=at)
+            turn_states.drop(conn, request.id, ReasonCode.EPISODE_ENDED, settlement.TOO_LATE, at=at)
         if request.session_done:
             ended = reactions.served_in_session(conn, request.scope, decided.session)
             self.dropped_count += turn_states.drop_all(
-                conn, ended, DropReason.SESSION_DONE, "the session ended without a reaction", at=at
+                conn, ended, ReasonCode.SESSION_DONE, "the session ended without a reaction", at=at
             )
 
     def _record_reaction(self, conn: Connection, exchange: Exchange, answer: ReactionLink) -> None:
@@ -226,7 +226,7 @@ class Collector:
         at = request.admitted_at
         if answer.redacted:
             why = "turn or reaction was stored without its text (redacted): it cannot be judged"
-            turn_states.drop(conn, answer.turn, DropReason.REDACTED, why, at=at)
+            turn_states.drop(conn, answer.turn, ReasonCode.REDACTED, why, at=at)
         elif not (answer.was_side and _is_degenerate(conn, answer.turn)):
             self.reaction_count += reactions.record_reaction(
                 conn,
@@ -239,7 +239,7 @@ class Collector:
                 was_side=answer.was_side,
             )
         why = f"superseded: the conversation continued with another reply ({answer.turn})"
-        self.dropped_count += turn_states.drop_all(conn, answer.superseded, DropReason.SUPERSEDED, why, at=at)
+        self.dropped_count += turn_states.drop_all(conn, answer.superseded, ReasonCode.SUPERSEDED, why, at=at)
 
 
 def _log_link(request: str, decided: RequestLink) -> None:

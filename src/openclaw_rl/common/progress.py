@@ -7,7 +7,7 @@ supervisor (`supervisor/hang_verdict.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -17,6 +17,47 @@ MAX_LIBRARY_SECONDS = 1800.0
 
 ShowProgress = Callable[[str, int, int | None], None]
 """Shows a person what is being done, how much of it is finished, and how much there is, if that is known."""
+
+
+class Wait(StrEnum):
+    """Event for which a worker, or one of the policies that it trains, waits."""
+
+    TURNS = "turns"  # too few turns for a batch
+    TRAINER = "trainer"  # the service or the program that takes the steps is absent
+    LEASE = "lease"  # another trainer works on the home
+    MAX_STEPS = "max_steps"  # `train.max_steps` is reached, so that it waits for nothing
+    FROZEN = "frozen"  # `openclaw-rl policies freeze`
+    SETTLING = "settling"  # scored turns after an automatic rollback
+    GATE = "gate"  # evidence on a candidate
+
+
+_WAIT_PREFIXES = {Wait.TURNS: "waiting for turns: ", Wait.TRAINER: "waiting for the trainer: "}
+
+
+@dataclass(frozen=True, slots=True)
+class WorkNote:
+    """Note on a worker, or on one of its policies: its waits, and the details for people; no waits: it works."""
+
+    details: str
+    waits: frozenset[Wait] = frozenset()
+
+    def describe(self) -> str:
+        """Return the note as text, such as `waiting for turns: 3 of 4`."""
+        if len(self.waits) != 1:
+            return self.details
+        (wait,) = self.waits
+        return _WAIT_PREFIXES.get(wait, "") + self.details
+
+
+def join_notes(notes: Mapping[str, WorkNote], most: int = 3) -> WorkNote:
+    """Return the notes on several policies as one, each with the policy's name; that on one without it."""
+    if len(notes) == 1:
+        return next(iter(notes.values()))
+    waits = frozenset[Wait]().union(*(note.waits for note in notes.values()))
+    is_same = all(note.waits == waits for note in notes.values())
+    named = [f"{name}: {note.details if is_same else note.describe()}" for name, note in notes.items()]
+    more = f"; and {len(named) - most} more" if len(named) > most else ""
+    return WorkNote("; ".join(named[:most]) + more, waits)
 
 
 class WorkKind(StrEnum):

@@ -14,7 +14,7 @@ from openclaw_rl.common.statistics.sequential_test import MeanTest
 from openclaw_rl.gates.candidate_gate import GateResult
 from openclaw_rl.settings.schema_gate import GateConfig
 from openclaw_rl.store.lineage.live_scores import ScoredTurn
-from openclaw_rl.types import Policy
+from openclaw_rl.types import Policy, Reason, ReasonCode
 
 MAX_PER_SCORE = 4
 """Scores of the head that are compared with one of the candidate, at most: their mean has less noise."""
@@ -74,4 +74,5 @@ class CanaryEvidence:
         worse = test.decision == "worse"
         if test.decision is None and self.compared:
             worse = float(self._differences.mean()) < -self._settings.max_fall
-        return GateResult(promotes=not worse, reason=self.describe() if worse else "", metrics=self.metrics)
+        reason = Reason(ReasonCode.WORSE, f"canary: {self.describe()}") if worse else None
+        return GateResult(promotes=not worse, reason=reason, metrics=self.metrics)

@@ -14,7 +14,7 @@ from typing import Literal
 from sqlalchemy import Connection
 
 from openclaw_rl.examination.served_forms import ServedForm, newest_forms
-from openclaw_rl.gates.evidence import CONTRADICTION, Evidence, decide
+from openclaw_rl.gates.evidence import Evidence, decide
 from openclaw_rl.gates.held_out import HeldOutEvidence, VersionScorer
 from openclaw_rl.gates.reply_comparer import ReplyComparer, ReplyEvidence
 from openclaw_rl.gates.reply_source import BrokenVersion, NoGateway, RepliesDelayed
@@ -23,7 +23,7 @@ from openclaw_rl.settings.schema_gate import GateConfig
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies, probe_answers, training_queue
 from openclaw_rl.store.lineage.policy_names import OwnerFilter, PolicyOwner, owner_filter
-from openclaw_rl.types import Policy
+from openclaw_rl.types import Policy, Reason, ReasonCode
 
 log = logging.getLogger(__name__)
 USUAL_REPLIES = 16  # newest ones, with which praised replies are compared
@@ -37,11 +37,11 @@ class GateResult:
     """The decision on a candidate."""
 
     promotes: bool
-    reason: str  # of a rejection
+    reason: Reason | None  # of a rejection
     metrics: Mapping[str, float]
 
 
-PASSED = GateResult(promotes=True, reason="", metrics={})
+PASSED = GateResult(promotes=True, reason=None, metrics={})
 
 
 @dataclass(slots=True, kw_only=True)
@@ -131,7 +131,8 @@ class CandidateGate:
             except BrokenVersion as error:
                 if error.version == candidate.version:
                     self._current = None
-                    return GateResult(promotes=False, reason=str(error), metrics=found.metrics())
+                    broken = Reason(ReasonCode.BROKEN, str(error))
+                    return GateResult(promotes=False, reason=broken, metrics=found.metrics())
                 log.warning("version %d is examined without replies: %s", candidate.version, error)
                 found.replies.waiting.clear()
         is_late = self.is_waiting and found.waited + time.monotonic() - found.continued >= found.wait_limit
@@ -167,7 +168,7 @@ class CandidateGate:
             ids, base = [s.turn for s in batch], policies.get(conn, 0)
             forms = self._newest_forms(conn, head, owner)
             refused = training_queue.refused_together(conn, ids)
-            contradicting = training_queue.refused_together(conn, ids, reason=CONTRADICTION)
+            contradicting = training_queue.refused_together(conn, ids, code=ReasonCode.CONTRADICTION)
         assert base is not None, "every store has the base"
         held_out = HeldOutEvidence(settings)
         if settings.held_out:

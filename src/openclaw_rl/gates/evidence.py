@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from openclaw_rl.common.statistics.sequential_test import Decision, MeanTest
-from openclaw_rl.types import Logprobs, Mask
+from openclaw_rl.types import Logprobs, Mask, Reason, ReasonCode
 
 LIKELIHOOD_SCALE = 0.02
 """Nats per token: a reply whose mean log-probability changes by this much counts as a difference of 0.76."""
@@ -30,8 +30,6 @@ MIN_AGREEMENT, MIN_VERDICTS = -0.5, 3
 """Mean agreement of a batch with what was learned at or below which it is refused, and verdicts that this needs."""
 MIN_SUSPECT_AGREEMENT = 0.0
 """The same for turns of a batch that was refused for it: each of them has to agree, however few they are."""
-CONTRADICTION = "the verdicts of its batch contradict what the head has learned"
-"""How the reason of such a refusal begins."""
 _MIN_SPREAD = 0.3  # nats per token: smallest standard deviation; praise of a rare reply teaches most
 
 
@@ -71,14 +69,16 @@ class Evidence:
         count = len(self.differences)
         return count >= MIN_COUNT and self.mean + float(np.std(self.differences)) / math.sqrt(count) < -self.margin
 
-    def rejection_reason(self, *, is_spent: bool) -> str | None:
+    def rejection_reason(self, *, is_spent: bool) -> Reason | None:
         """Return why the candidate is refused, or None. `is_spent`: no further difference will come."""
         count, mean = len(self.differences), self.mean
         figures = f"mean difference {mean:+.2f} over {count}, with gate.margin {self.margin:g}"
         if self.decision == "worse":
-            return f"it is worse than the head in {self.words} ({figures}, gate.error {self.error:g})"
+            detail = f"it is worse than the head in {self.words} ({figures}, gate.error {self.error:g})"
+            return Reason(ReasonCode.WORSE, detail)
         if (is_spent or self.is_complete) and self.decision is None and self._points_down:
-            return f"it looks worse than the head in {self.words} ({figures}, without certainty)"
+            detail = f"it looks worse than the head in {self.words} ({figures}, without certainty)"
+            return Reason(ReasonCode.WORSE, detail)
         return None
 
 
@@ -119,17 +119,18 @@ def junk_distance(logprobs: Sequence[Logprobs], usual: Sequence[float]) -> float
     return max((gap / spread for gap, count in gaps if gap * count >= MIN_JUNK_NATS), default=0.0)
 
 
-def junk_reason(distance: float | None) -> str | None:
+def junk_reason(distance: float | None) -> Reason | None:
     """Return why a batch with a praised reply at this distance is refused, or None."""
     if distance is None or distance <= MAX_JUNK_DISTANCE:
         return None
-    return (
+    return Reason(
+        ReasonCode.JUNK,
         f"a praised reply of its batch is junk: {distance:.1f} standard deviations less likely than usual replies, "
-        f"under the head and under the base, above {MAX_JUNK_DISTANCE:g}"
+        f"under the head and under the base, above {MAX_JUNK_DISTANCE:g}",
     )
 
 
-def outlier_reason(distance: float | None, *, is_retry: bool) -> str | None:
+def outlier_reason(distance: float | None, *, is_retry: bool) -> Reason | None:
     """Return why a batch whose praised replies lie at this distance is refused, or None.
 
     `is_retry`: the turns were part of a refused batch, so that each of them is suspected.
@@ -137,9 +138,10 @@ def outlier_reason(distance: float | None, *, is_retry: bool) -> str | None:
     limit = MAX_SUSPECT_DISTANCE if is_retry else MAX_OUTLIER_DISTANCE
     if distance is None or distance <= limit:
         return None
-    return (
+    return Reason(
+        ReasonCode.OUTLIER,
         f"the praised replies of its batch are not such as the head gives: {distance:.1f} standard deviations less "
-        f"likely than held-out replies, above {limit:g}"
+        f"likely than held-out replies, above {limit:g}",
     )
 
 
@@ -154,7 +156,7 @@ def verdict_agreement(scores: Sequence[float], learned: Sequence[float]) -> floa
     return float(np.mean([s * math.tanh(x / LIKELIHOOD_SCALE) for s, x in zip(scores, learned, strict=True)]))
 
 
-def disagreement_reason(agreement: float | None, count: int, *, is_suspect: bool) -> str | None:
+def disagreement_reason(agreement: float | None, count: int, *, is_suspect: bool) -> Reason | None:
     """Return why a batch whose `count` verdicts agree so little is refused, or None.
 
     `is_suspect`: the turns were part of a batch that was refused for this, so that each of them has to agree.
@@ -162,10 +164,16 @@ def disagreement_reason(agreement: float | None, count: int, *, is_suspect: bool
     bound = MIN_SUSPECT_AGREEMENT if is_suspect else MIN_AGREEMENT
     if agreement is None or agreement > bound or (count < MIN_VERDICTS and not is_suspect):
         return None
-    return f"{CONTRADICTION}: agreement {agreement:+.2f} over {count} turns, not above {bound:g}"
+    return Reason(
+        ReasonCode.CONTRADICTION,
+        "the verdicts of its batch contradict what the head has learned: "
+        f"agreement {agreement:+.2f} over {count} turns, not above {bound:g}",
+    )
 
 
-def decide(evidence: Sequence[Evidence], *, is_spent: bool) -> tuple[Literal["promote", "reject"] | None, str]:
+def decide(
+    evidence: Sequence[Evidence], *, is_spent: bool
+) -> tuple[Literal["promote", "reject"] | None, Reason | None]:
     """Return the decision, None if more evidence is needed, and the reason of a rejection.
 
     One kind that is worse rejects. The candidate is promoted when every kind that can still grow is not worse, or when
@@ -175,6 +183,8 @@ def decide(evidence: Sequence[Evidence], *, is_spent: bool) -> tuple[Literal["pr
         if why := kind.rejection_reason(is_spent=is_spent):
             return "reject", why
     if is_spent:
-        return "promote", ""
+        return "promote", None
     growing = [kind for kind in evidence if not kind.is_complete]
-    return ("promote", "") if growing and all(k.decision == "not worse" for k in growing) else (None, "")
+    if growing and all(kind.decision == "not worse" for kind in growing):
+        return "promote", None
+    return None, None

@@ -28,7 +28,7 @@ from openclaw_rl.gates.evidence import (
 )
 from openclaw_rl.methods.types import Sample, make_sample
 from openclaw_rl.settings.schema_gate import GateConfig
-from openclaw_rl.types import JudgedTurn, Logprobs, Policy
+from openclaw_rl.types import JudgedTurn, Logprobs, Policy, Reason
 
 log = logging.getLogger(__name__)
 CANDIDATE_WORDS = "held-out turns: liked replies became less likely, or disliked ones likelier"
@@ -151,7 +151,7 @@ class HeldOutEvidence:
             if alone is not None:
                 self._add(samples, alone, self._before, self.alone)
 
-    def rejection_reason(self, *, is_retry: bool, is_suspect: bool) -> str | None:
+    def rejection_reason(self, *, is_retry: bool, is_suspect: bool) -> Reason | None:
         """Return why the batch itself is refused, or None. `is_retry`: its turns were in a refused batch before.
 
         `is_suspect`: in one whose verdicts contradict what was learned.

@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable, Mapping
 
 from openclaw_rl.settings.load import TrainConfig
+from openclaw_rl.types import Reason, ReasonCode
 
 Metrics = Mapping[str, float]
-Gate = Callable[[Metrics, TrainConfig], str | None]
-"""Maps the metrics of a step to the reason, as readable text, why its result is not published; None: it passes."""
+Gate = Callable[[Metrics, TrainConfig], Reason | None]
+"""Maps the metrics of a step to the reason why its result is not published; None: it passes."""
 
 MIN_ENTROPY_FALL = 0.02
 """Nats per token by which the entropy may always be below the teacher's."""
@@ -18,7 +19,7 @@ REQUIRED_METRICS = {"local": (*_REQUIRED_OF_TINKER, "gradient/norm"), "tinker": 
 """By trainer; from another program, none."""
 
 
-def metrics_are_finite(metrics: Metrics, train: TrainConfig) -> str | None:
+def metrics_are_finite(metrics: Metrics, train: TrainConfig) -> Reason | None:
     """Every metric must be a finite number, and the required ones must exist, but from another program.
 
     The other gates bound what there is.
@@ -27,17 +28,19 @@ def metrics_are_finite(metrics: Metrics, train: TrainConfig) -> str | None:
     for name in (*required, *metrics):
         value = metrics.get(name)
         if value is None or not math.isfinite(value):
-            return f"{name} is {value}, expected a finite number"
+            return Reason(ReasonCode.NOT_FINITE, f"{name} is {value}, expected a finite number")
     return None
 
 
-def gradient_is_bounded(metrics: Metrics, train: TrainConfig) -> str | None:
+def gradient_is_bounded(metrics: Metrics, train: TrainConfig) -> Reason | None:
     """`train.safety.gate_grad_norm` bounds the gradient norm before clipping."""
     norm, limit = metrics.get("gradient/norm", 0.0), train.safety.gate_grad_norm
-    return f"gradient norm {norm:.3g} is above train.safety.gate_grad_norm {limit:g}" if norm > limit else None
+    if norm <= limit:
+        return None
+    return Reason(ReasonCode.GRADIENT_NORM, f"gradient norm {norm:.3g} is above train.safety.gate_grad_norm {limit:g}")
 
 
-def stays_near_base(metrics: Metrics, train: TrainConfig) -> str | None:
+def stays_near_base(metrics: Metrics, train: TrainConfig) -> Reason | None:
     """`train.safety.gate_kl` bounds the mean KL to the base after the step, in nats per token.
 
     A step that reduces that KL passes anyway: otherwise a policy beyond the bound could never return within it.
@@ -45,10 +48,11 @@ def stays_near_base(metrics: Metrics, train: TrainConfig) -> str | None:
     kl, limit = metrics.get("kl", 0.0), train.safety.gate_kl
     if kl <= limit or kl < metrics.get("kl/before", 0.0):
         return None
-    return f"KL to the base {kl:.3g} nats per token is above train.safety.gate_kl {limit:g}"
+    detail = f"KL to the base {kl:.3g} nats per token is above train.safety.gate_kl {limit:g}"
+    return Reason(ReasonCode.BASE_KL, detail)
 
 
-def step_is_small(metrics: Metrics, train: TrainConfig) -> str | None:
+def step_is_small(metrics: Metrics, train: TrainConfig) -> Reason | None:
     """`train.safety.max_step_kl` bounds the KL of the step, after the trainer has halved it as often as it may.
 
     A step of practice is bounded by `train.safety.max_practice_kl`.
@@ -57,13 +61,14 @@ def step_is_small(metrics: Metrics, train: TrainConfig) -> str | None:
     moved, limit = metrics.get("kl/step", 0.0), float(getattr(train.safety, setting))
     if moved <= limit:
         return None
-    return (
+    return Reason(
+        ReasonCode.STEP_KL,
         f"even {metrics.get('step/scale', 1.0):.3g} of the step moves the policy by {moved:.3g} nats per token, above "
-        f"train.safety.{setting} {limit:g}"
+        f"train.safety.{setting} {limit:g}",
     )
 
 
-def keeps_entropy(metrics: Metrics, train: TrainConfig) -> str | None:
+def keeps_entropy(metrics: Metrics, train: TrainConfig) -> Reason | None:
     """`train.safety.gate_entropy` bounds the entropy after a step of practice from below, as a share of the teacher's.
 
     The teacher is the base with the lessons in its prompt, so a wish for short, certain replies lowers both. A step
@@ -75,9 +80,10 @@ def keeps_entropy(metrics: Metrics, train: TrainConfig) -> str | None:
         return None
     if after >= metrics.get("entropy/before", math.inf):
         return None
-    return (
+    return Reason(
+        ReasonCode.ENTROPY,
         f"the entropy {after:.3g} nats per token is below train.safety.gate_entropy {share:g} of that of the base with "
-        f"the lessons, {teacher:.3g}"
+        f"the lessons, {teacher:.3g}",
     )
 
 
@@ -85,6 +91,6 @@ GATES: tuple[Gate, ...] = (metrics_are_finite, gradient_is_bounded, stays_near_b
 """They run in this order; the first refusal counts."""
 
 
-def rejection_reason(metrics: Metrics, train: TrainConfig, *, bounded: bool = True) -> str | None:
+def rejection_reason(metrics: Metrics, train: TrainConfig, *, bounded: bool = True) -> Reason | None:
     """Return why the first gate refuses these step metrics; None if they pass. `bounded`: False: finite is enough."""
     return next((reason for gate in (GATES if bounded else GATES[:1]) if (reason := gate(metrics, train))), None)

@@ -17,7 +17,7 @@ from openclaw_rl.judge.vote_cache import VoteCache, question_key
 from openclaw_rl.judge.vote_parser import parse_vote
 from openclaw_rl.judge.voting import hints_of_majority, majority_score, make_verdict
 from openclaw_rl.settings.load import Config
-from openclaw_rl.types import JudgeInput, Message, Verdict, Vote
+from openclaw_rl.types import JudgeInput, Message, ReasonCode, Verdict, Vote
 
 ChatModel = ChatClient | local_model.LocalModel
 
@@ -37,6 +37,7 @@ class MajorityVote:
 
     score: int | None
     reason: str
+    reason_code: ReasonCode | None = None  # why votes with scores give none
     votes: tuple[Vote, ...]
 
 
@@ -70,8 +71,9 @@ class VotingModel:
             raise JudgeError(f"{where}: no usable vote: {votes[0].error}")
         if self.cache is not None and not known and all(vote.error is None for vote in votes):
             await self.cache.add_votes(key, turn, votes)
-        score, reason = majority_score(votes, settings.consensus_threshold)
-        return MajorityVote(score=score, reason=f"{reason} (cached)" if known else reason, votes=votes)
+        majority = majority_score(votes, settings.consensus_threshold)
+        reason = f"{majority.reason} (cached)" if known else majority.reason
+        return MajorityVote(score=majority.score, reason=reason, reason_code=majority.code, votes=votes)
 
     async def _request_vote(self, messages: list[dict[str, str]]) -> Vote:
         try:
@@ -111,7 +113,8 @@ class LlmJudge:
         dropped = sum(one.hint != kept.hint for one, kept in zip(vote.votes, votes, strict=True))
         reason = f"{vote.reason}; {dropped} of {len(votes)} hints dropped: they give the answer away"
         hints = hints_of_majority(votes, vote.score)
-        return make_verdict(item, self.name, vote.score, reason if dropped else vote.reason, votes=votes, hints=hints)
+        shown = reason if dropped else vote.reason
+        return make_verdict(item, self.name, vote.score, shown, votes=votes, hints=hints, reason_code=vote.reason_code)
 
 
 def _without_leak(vote: Vote, check: LeakCheck) -> Vote:

@@ -5,15 +5,24 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from openclaw_rl.judge.answer_schemas import NO_EVIDENCE
 from openclaw_rl.judge.vote_parser import replace_surrogates
-from openclaw_rl.types import JudgeInput, Verdict, Vote
+from openclaw_rl.types import JudgeInput, ReasonCode, Verdict, Vote
 
 
-def majority_score(votes: Sequence[Vote], threshold: float) -> tuple[int | None, str]:
-    """Return the score with at least `threshold` (a share in [0, 1]) of the usable votes, and the reason as text.
+@dataclass(frozen=True, slots=True)
+class Majority:
+    """The score of several votes and how it came about, as text; `code`: why the votes give no score."""
+
+    score: int | None
+    reason: str
+    code: ReasonCode | None = None
+
+
+def majority_score(votes: Sequence[Vote], threshold: float) -> Majority:
+    """Return the score with at least `threshold` (a share in [0, 1]) of the usable votes.
 
     A vote with an error is unusable and not counted; one without a score says that there is no evidence, and counts
     like a score. The score is None if that is the majority, if none reaches the threshold, or if two are tied. Raises
@@ -26,10 +35,11 @@ def majority_score(votes: Sequence[Vote], threshold: float) -> tuple[int | None,
     (score, most), *others = counts.most_common()
     tally = ", ".join(f"{_score_words(value)}: {counts[value]}" for value in (1, 0, -1, None) if value in counts)
     if others and others[0][1] == most:
-        return None, f"abstained: a tie ({tally})"
+        return Majority(None, f"abstained: a tie ({tally})", ReasonCode.TIE)
     if most / usable < threshold:  # exact for a decimal share: 3 / 5 and 0.6 are the same float
-        return None, f"abstained: no score has a share of at least {threshold:g} of {usable} usable votes ({tally})"
-    return score, f"{most} of {usable} usable votes say {_score_words(score)}"
+        reason = f"abstained: no score has a share of at least {threshold:g} of {usable} usable votes ({tally})"
+        return Majority(None, reason, ReasonCode.NO_MAJORITY)
+    return Majority(score, f"{most} of {usable} usable votes say {_score_words(score)}")
 
 
 def _score_words(score: int | None) -> str:
@@ -45,6 +55,7 @@ def make_verdict(
     votes: Iterable[Vote] = (),
     hints: tuple[str, ...] = (),
     explicit: bool = False,
+    reason_code: ReasonCode | None = None,
     at: float | None = None,
 ) -> Verdict:
     """Return a verdict on the turn. `at`: its time, by default now."""
@@ -57,6 +68,7 @@ def make_verdict(
         hints=hints,
         explicit=explicit,
         reason=reason,
+        reason_code=reason_code,
         at=time.time() if at is None else at,
     )
 

@@ -33,7 +33,7 @@ from openclaw_rl.store import heartbeats, turns
 from openclaw_rl.store.behaviour.observations import is_signal
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import version_stats
-from openclaw_rl.types import JudgeInput, Verdict
+from openclaw_rl.types import JudgeInput, Reason, ReasonCode, Verdict
 
 log = logging.getLogger("openclaw_rl.judge")
 
@@ -92,9 +92,9 @@ def _attempt_ref(key: TurnKey) -> str:
     return f"{key[0]} {key[1]}"
 
 
-def _set_aside(conn: Connection, turn: str, why: str) -> None:
-    log.warning("turn %s: %s", turn, why)
-    turns.set_aside(conn, turn, why, at=time.time())
+def _set_aside(conn: Connection, turn: str, reason: Reason) -> None:
+    log.warning("turn %s: %s", turn, reason)
+    turns.set_aside(conn, turn, reason, at=time.time())
 
 
 class JudgeQueue:
@@ -303,7 +303,7 @@ class JudgeQueue:
                     return turns.closed_turns(conn, limit)
             except DamagedRow as error:
                 with self._store.write(durable=False) as conn:
-                    _set_aside(conn, error.turn, str(error))
+                    _set_aside(conn, error.turn, Reason(ReasonCode.DAMAGED, str(error)))
 
     def _give_up_fatal_turns(self, items: Sequence[JudgeInput]) -> list[JudgeInput]:
         """Set aside the turns on which workers died twice, and return the others."""

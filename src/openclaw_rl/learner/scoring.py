@@ -22,6 +22,7 @@ from openclaw_rl.learner.model.weights import PolicyWeights
 from openclaw_rl.learner.staleness import drop_stale
 from openclaw_rl.methods.types import CreditMethod, Sample
 from openclaw_rl.settings.load import TrainConfig
+from openclaw_rl.types import Reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +62,7 @@ class PolicyScorer:
             if (dropout := getattr(layer, "lora_dropout", None)) is not None:
                 dropout.train()
 
-    def score_batch(self, samples: Sequence[Sample], method: CreditMethod) -> tuple[ScoredBatch, dict[str, str]]:
+    def score_batch(self, samples: Sequence[Sample], method: CreditMethod) -> tuple[ScoredBatch, dict[str, Reason]]:
         """Score a batch. Return it without stale turns, and the reason for each dropped turn."""
         rows = [scored.plain_sequence(s) for s in samples]
         reused, student = self._score_before_step(rows, method.topk_size)

@@ -6,7 +6,7 @@ nats, where pi is the policy before the step and mu the policy that sampled.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,11 +14,12 @@ import torch
 
 from openclaw_rl.errors import BrokenPolicy
 from openclaw_rl.methods.types import Sample
+from openclaw_rl.types import Reason, ReasonCode
 
 
 def drop_stale(
     samples: Sequence[Sample], student: Sequence[torch.Tensor], *, max_gap: float, max_batch_gap: float
-) -> tuple[list[int], dict[str, str]]:
+) -> tuple[list[int], dict[str, Reason]]:
     """Return the indices of the samples to keep, and a reason for each dropped turn.
 
     First, turns with a gap above `max_gap` are dropped. Then the stalest turn is dropped repeatedly while the gap of
@@ -51,10 +52,11 @@ def _mean_gap(gaps: Sequence[np.ndarray[Any, Any]]) -> float:
     return float(np.concatenate(gaps).mean()) if sum(map(len, gaps)) else 0.0
 
 
-def _stale_reason(sample: Sample, gap: str, setting: str, bound: float) -> str:
-    return (
+def _stale_reason(sample: Sample, gap: str, setting: str, bound: float) -> Reason:
+    return Reason(
+        ReasonCode.TOO_STALE,
         f"too stale: {gap} between version {sample.version} that sampled it and the policy being trained, "
-        f"above {setting} {bound:g}"
+        f"above {setting} {bound:g}",
     )
 
 
@@ -74,8 +76,13 @@ def _token_gaps(sample: Sample, student: np.ndarray[Any, Any]) -> np.ndarray[Any
     return gaps
 
 
-def no_signal_reason(sample: Sample) -> str:
+def stale_turns(dropped: Mapping[str, Reason]) -> set[str]:
+    """Return those of the dropped turns that were too stale."""
+    return {turn for turn, reason in dropped.items() if reason.code is ReasonCode.TOO_STALE}
+
+
+def no_signal_reason(sample: Sample) -> Reason:
     """Return why a sample that is not stale is in no term of the loss."""
     if sample.episode is None:
-        return "no score and no hint that the method can use"
-    return "its group gives no signal: all its rewards are equal"
+        return Reason(ReasonCode.NO_SIGNAL, "no score and no hint that the method can use")
+    return Reason(ReasonCode.EQUAL_REWARDS, "its group gives no signal: all its rewards are equal")

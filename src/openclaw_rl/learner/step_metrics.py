@@ -15,13 +15,15 @@ import torch
 from openclaw_rl.learner.loss.policy_loss import MAX_LOG_RATIO
 from openclaw_rl.learner.loss.scored_batch import ScoredBatch
 from openclaw_rl.methods.types import AnyTerm, Sample
+from openclaw_rl.types import Reason, ReasonCode
 
 MASKS = ("gap", "opsm", "geometric")
-ALL_MASKED = (
+ALL_MASKED = Reason(
+    ReasonCode.NO_GRADIENT,
     "no token is left to train on: the masks (train.loss.token_ratio_min, train.loss.token_ratio_max, "
-    "train.loss.sequence_mask) or train.loss.path removed every token with a gradient"
+    "train.loss.sequence_mask) or train.loss.path removed every token with a gradient",
 )
-ZERO_GRADIENT = "the batch asks for no further change: its gradient is 0"
+ZERO_GRADIENT = Reason(ReasonCode.NO_GRADIENT, "the batch asks for no further change: its gradient is 0")
 
 
 class EpochResult(NamedTuple):
@@ -38,7 +40,7 @@ class EpochResult(NamedTuple):
         return finite and (self.norm == 0 or self.counts.get("live", 0) == 0)
 
 
-def no_step_reason(epochs: Sequence[EpochResult]) -> str | None:
+def no_step_reason(epochs: Sequence[EpochResult]) -> Reason | None:
     """Return why no epoch took a step. None if one did, or if a value is not finite, which the gate rejects."""
     if not all(epoch.has_no_step for epoch in epochs):
         return None

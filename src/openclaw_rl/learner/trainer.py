@@ -40,7 +40,7 @@ from openclaw_rl.methods.teacher_replies import TeacherReplies, follows_teacher
 from openclaw_rl.methods.token_credit import credit_by_token
 from openclaw_rl.methods.types import AnyTerm, CreditMethod, Sample, StepResult
 from openclaw_rl.settings.load import ModelConfig, TrainConfig
-from openclaw_rl.types import Logprobs
+from openclaw_rl.types import Logprobs, Reason, ReasonCode
 
 log = logging.getLogger(__name__)
 
@@ -171,7 +171,7 @@ class LocalTrainer:
         unused = (sample for sample in batch.samples if sample.turn not in used)
         dropped |= {sample.turn: no_signal_reason(sample) for sample in unused}
         if not any(term.has_gradient for term in terms):
-            no_signal = "the batch gives no signal: every advantage is 0"
+            no_signal = Reason(ReasonCode.NO_SIGNAL, "the batch gives no signal: every advantage is 0")
             return self._no_step_result(batch, members, no_signal, passed, dropped)
         reply_tokens = LengthEma(self._method_state, decay=self._train.loss.length_ema_decay)
         length_ema, snapshot = reply_tokens.average_length(batch.trainable_tokens(members)), self._optimizer.snapshot()
@@ -223,10 +223,15 @@ class LocalTrainer:
         return TeacherReplies(self._method, top=self._train.distill.topk)
 
     def _no_step_result(
-        self, batch: ScoredBatch, members: Sequence[int], why: str, metrics: dict[str, float], dropped: dict[str, str]
+        self,
+        batch: ScoredBatch,
+        members: Sequence[int],
+        reason: Reason,
+        metrics: dict[str, float],
+        dropped: dict[str, Reason],
     ) -> StepResult:
         """Return the result of a batch without a step; weights, moments, method state and step count are unchanged."""
-        every = dropped | {batch.samples[i].turn: why for i in members}
+        every = dropped | {batch.samples[i].turn: reason for i in members}
         return StepResult(folder=None, digest="", metrics=metrics, memory=self._method_state, dropped=every)
 
     def logprobs(self, rows: Sequence[TokenSequence], *, base: bool = False) -> list[torch.Tensor]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from openclaw_rl.methods.spec import MethodSettings, MethodSpec
 from openclaw_rl.methods.types import BatchLogprobs, CreditMethod, PolicyGradientTerm
-from openclaw_rl.types import EpisodeStep
+from openclaw_rl.types import EpisodeStep, Reason, ReasonCode
 
 GroupScale = Literal["none", "std"]
 OutcomeMap = Literal["as_is", "signed"]
@@ -60,13 +60,13 @@ class GroupRelativeMethod(CreditMethod):
         known = [part for part in parts if part is not None]
         return sum(known) if known else None
 
-    def no_credit_reason(self, episode: EpisodeStep) -> str | None:
+    def no_credit_reason(self, episode: EpisodeStep) -> Reason | None:
         """See `CreditMethod.no_credit_reason`."""
         if self.advantage(episode) is not None:
             return None
         if episode.step is None and self._branches == "chain":
-            return "it is on a branch that the end of its episode does not follow"
-        return "its group gives no signal: all its rewards are equal"
+            return Reason(ReasonCode.OTHER_BRANCH, "it is on a branch that the end of its episode does not follow")
+        return Reason(ReasonCode.EQUAL_REWARDS, "its group gives no signal: all its rewards are equal")
 
     def loss_terms(self, evidence: BatchLogprobs, memory: Mapping[str, Any]) -> tuple[PolicyGradientTerm, ...]:
         """Return one term."""

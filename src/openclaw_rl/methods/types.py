@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from openclaw_rl.types import EpisodeStep, Ids, JudgedTurn, Logprobs, Mask, Reply
+from openclaw_rl.types import EpisodeStep, Ids, JudgedTurn, Logprobs, Mask, Reason, Reply
 
 Credit = NDArray[np.float16]
 """[R] Credit of each token of a reply."""
@@ -163,7 +163,7 @@ class StepResult:
     files: Mapping[str, str] = field(default_factory=dict)  # name -> sha256 of each file of the folder
     metrics: Mapping[str, float]
     memory: Mapping[str, Any]
-    dropped: Mapping[str, str] = field(default_factory=dict)  # turn id -> why it had no gradient
+    dropped: Mapping[str, Reason] = field(default_factory=dict)  # turn id -> why it had no gradient
     lesson_gaps: Mapping[str, LessonGap] = field(default_factory=dict)  # turn id of practice -> before the step
     credit: Mapping[str, Credit] = field(default_factory=dict)  # turn id -> [R], see `token_credit`
 
@@ -179,7 +179,7 @@ class CreditMethod(Protocol):
     def loss_terms(self, evidence: BatchLogprobs, memory: Mapping[str, Any]) -> Sequence[AnyTerm]:
         """Return the terms of the loss on these samples."""
 
-    def no_credit_reason(self, episode: EpisodeStep) -> str | None:
+    def no_credit_reason(self, episode: EpisodeStep) -> Reason | None:
         """Return why the rewards of a group give this turn no signal; None if they do. For `uses_episodes`."""
         return None
 

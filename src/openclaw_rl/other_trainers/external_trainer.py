@@ -22,7 +22,7 @@ from openclaw_rl.other_trainers.sample_rows import sample_row
 from openclaw_rl.other_trainers.trainer_socket import TrainerGone, TrainerLink, TrainerSocket
 from openclaw_rl.other_trainers.weight_check import check_weight_files, check_weights
 from openclaw_rl.settings.load import Config
-from openclaw_rl.types import Logprobs, PolicyRef
+from openclaw_rl.types import Logprobs, PolicyRef, Reason, ReasonCode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,9 +188,9 @@ def _to_float(value: float) -> float:
         return math.inf
 
 
-def _read_reasons(given: Any) -> dict[str, str]:
+def _read_reasons(given: Any) -> dict[str, Reason]:
     found = given.items() if isinstance(given, dict) else ()
-    return {turn: _to_text(reason)[:500] for turn, reason in found}
+    return {turn: Reason(ReasonCode.STATED, _to_text(reason)[:500]) for turn, reason in found}
 
 
 def _to_text(given: Any) -> str:

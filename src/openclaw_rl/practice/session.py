@@ -11,11 +11,12 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from sqlalchemy import Connection
 
+from openclaw_rl.common.progress import WorkNote
 from openclaw_rl.gates.reply_source import (
     BrokenVersion,
     DelayCode,
@@ -163,7 +164,7 @@ class PracticeSession:
         self.is_waiting = False  # whether the last call could do nothing, but a later one may
 
     def next_batch(
-        self, heads: Sequence[Policy], notes: dict[str, str], lease: Lease, lease_now: float
+        self, heads: Sequence[Policy], notes: dict[str, WorkNote], lease: Lease, lease_now: float
     ) -> tuple[Policy, list[JudgedTurn]] | None:
         """Return one of the heads with the turns of its complete round; else continue a round, and return None.
 
@@ -172,7 +173,8 @@ class PracticeSession:
         self.is_waiting, self._policy = False, ""
         for head in sorted(heads, key=lambda head: head.created_at):
             items = self.next_turns(head, lease, lease_now)
-            notes[head.name] += f"; {self.note}" if self.note else ""
+            if self.note:
+                notes[head.name] = replace(notes[head.name], details=f"{notes[head.name].details}; {self.note}")
             if items:
                 return head, items
             if self.has_work or self.is_waiting:

@@ -8,7 +8,7 @@ from typing import Any
 
 from openclaw_rl.errors import OpenClawError, RequestError
 from openclaw_rl.render.reply_parser import Delta
-from openclaw_rl.types import FinishReason, Kind, Message, Sampling
+from openclaw_rl.types import FinishReason, Kind, Message, Reason, Sampling
 
 MAX_ID_CHARS = 512  # characters of a session, agent or user id
 DISK_FULL = "disk_full"
@@ -71,7 +71,7 @@ class ChatRequest:
     completion_prompt: str | Sequence[int] | None = None  # text or token ids to continue, instead of `messages`
     further: Sequence[ChatRequest] = ()  # requests of the same body; their replies are further choices
     dialect_state: Any = None  # private to the dialect: what it needs of the request to write the response
-    untrainable: str | None = None  # why the reply must not be trained on
+    untrainable: Reason | None = None  # why the reply must not be trained on
     ignored_fields: tuple[str, ...] = ()  # descriptions of request fields without effect; sent in a response header
 
 

@@ -45,18 +45,21 @@ from openclaw_rl.settings.load import Config, SamplingOverride
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.episodes.episodes import running_episodes
 from openclaw_rl.store.lineage.policy_names import policy_name
-from openclaw_rl.types import Capture, Kind, Request, Sampling
+from openclaw_rl.types import Capture, Kind, Reason, ReasonCode, Request, Sampling
 
 log = logging.getLogger(__name__)
 
 _id_generator = random.Random(random.SystemRandom().getrandbits(256))  # ids need to be unique and cheap, not secret
 
 DEFAULT_CONTEXT_TOKENS = 4096  # tokens, if neither the settings nor the model define the context length
-CONTINUED = "the reply continues a message of the client; only whole replies are trained on"
-CONTROL_TOKEN = (
-    "a message, tool or template variable has the text of a control token, and the model reads it as that token"
+CONTINUED = Reason(
+    ReasonCode.CONTINUED, "the reply continues a message of the client; only whole replies are trained on"
 )
-WITH_IMAGES = "its prompt has images, and the trainer reads text only"
+CONTROL_TOKEN = Reason(
+    ReasonCode.CONTROL_TOKEN,
+    "a message, tool or template variable has the text of a control token, and the model reads it as that token",
+)
+WITH_IMAGES = Reason(ReasonCode.IMAGES, "its prompt has images, and the trainer reads text only")
 LOCAL_BACKENDS = ("embedded", "vllm", "sglang")  # engines whose replies cost nobody money
 EXAMINED_AT_ONCE = 4  # questions in one call of the examiner of lessons
 MAX_COUNTED_CONTEXTS = 8  # a longer prompt is refused also where its tokens are only counted
@@ -234,7 +237,7 @@ class Gateway:
             untrainable=self._untrainable_reason(ask, prompt),
         )
 
-    def _untrainable_reason(self, ask: ChatRequest, prompt: BuiltPrompt) -> str | None:
+    def _untrainable_reason(self, ask: ChatRequest, prompt: BuiltPrompt) -> Reason | None:
         if ask.prefix is not None:
             return CONTINUED
         if prompt.with_images is not None:

@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 from sqlalchemy import Connection
 
+from openclaw_rl.common.progress import Wait
 from openclaw_rl.common.statistics.rater_agreement import Kappa
 from openclaw_rl.common.terminal import TerminalConsole
 from openclaw_rl.methods.registry import make_method
@@ -29,8 +30,7 @@ from openclaw_rl.status.program_checks import check_engine, check_ray_head, engi
 from openclaw_rl.status.withdrawn_lessons import withdrawal_text
 from openclaw_rl.store.behaviour.observations import BEHAVIOUR_JUDGE, is_signal
 from openclaw_rl.train.learning_rate import find_low_rate
-from openclaw_rl.train.tracking import WAITING_PREFIX
-from openclaw_rl.types import Verdict
+from openclaw_rl.types import ReasonCode, Verdict
 
 MIN_COUNT = 10  # minimum number of turns or verdicts for a diagnosis
 MAX_VERDICT_WAIT = 60.0  # seconds that a turn may wait for its verdict
@@ -41,7 +41,10 @@ MIN_FEEDBACK_AGREEMENT = 0.6  # minimum share of turns on which the judge agrees
 MAX_NORM_RATIO = 10.0  # maximum gradient norm, as a multiple of the median of the earlier norms
 MAX_UNLINKED_SHARE = 0.2  # maximum share of turns whose history was not recognised
 MAX_SHOWN_LESSONS = 5
+_PAUSES = frozenset({Wait.MAX_STEPS, Wait.FROZEN, Wait.SETTLING})
+"""What a trainer waits for that may let turns wait."""
 MAX_ROLLBACK_AGE = 86400.0  # seconds that an automatic rollback is reported
+_SPLIT_VOTES = frozenset({ReasonCode.TIE, ReasonCode.NO_MAJORITY})
 _OUT_OF_MEMORY = re.compile(
     r"does not fit into memory|out of memory|OutOfMemoryError|can't allocate memory|\(signal SIGKILL\)", re.IGNORECASE
 )
@@ -146,8 +149,8 @@ def judge_behind(signs: HealthSnapshot) -> Diagnosis | None:
 def trainer_behind(signs: HealthSnapshot) -> Diagnosis | None:
     """Diagnose a training queue of at least two full steps."""
     train, note = signs.config.train, signs.heartbeat_notes.get("train", "it never ran: `openclaw-rl train` starts it")
-    pausing = any(words in note for words in ("train.max_steps", "training is frozen", "since the automatic rollback"))
-    if signs.trainable_turns < 2 * train.batch.max_step_turns or pausing or make_method(train).uses_episodes:
+    is_paused = bool(_PAUSES & signs.heartbeat_waits.get("train", frozenset()))
+    if signs.trainable_turns < 2 * train.batch.max_step_turns or is_paused or make_method(train).uses_episodes:
         return None
     return Diagnosis(
         name="the trainer falls behind",
@@ -162,7 +165,7 @@ def slow_collection(signs: HealthSnapshot) -> Diagnosis | None:
     """Diagnose a trainer that waits although rollouts run here. With users, waiting is expected."""
     rollout, steps = signs.config.rollout, [s for s in signs.steps if "seconds" in s]
     ours = rollout.function_path or rollout.generate_path or signs.config.data.watch_dir
-    if not ours or len(steps) < 3 or not signs.heartbeat_notes.get("train", "").startswith(WAITING_PREFIX):
+    if not ours or len(steps) < 3 or signs.heartbeat_waits.get("train") != frozenset({Wait.TURNS}):
         return None
     busy = sum(s["seconds"] for s in steps[1:]) / max(steps[-1]["at"] - steps[0]["at"], 1e-9)
     if busy >= MIN_BUSY_SHARE:
@@ -182,15 +185,15 @@ def scores_collapsed(signs: HealthSnapshot) -> Diagnosis | None:
     middle = sum(not v.score for v in verdicts)
     if len(verdicts) < MIN_COUNT or middle < MAX_NEUTRAL_SHARE * len(verdicts):
         return None
-    abstained = [v for v in verdicts if v.score is None and len(v.votes) > 1 and v.reason.startswith("abstained")]
+    split_codes = [v.reason_code for v in verdicts if v.reason_code in _SPLIT_VOTES]
     seen = f"verdicts: {middle} of the newest {len(verdicts)} are neither +1 nor -1"
     settings: dict[str, Any] = {}
     if signs.empty_reactions > middle / 2:
         seen += f"; {signs.empty_reactions} of the reactions have no text"
         advice = "`openclaw-rl inspect turn ID` shows them: the client must send the user's next message as text"
-    elif sum("a tie" in v.reason for v in abstained) > middle / 2:
+    elif split_codes.count(ReasonCode.TIE) > middle / 2:
         settings, advice = {"judge.num_judges": max(5, judge.num_judges + 2) | 1}, "more votes break ties"
-    elif len(abstained) > middle / 2:
+    elif len(split_codes) > middle / 2:
         settings, advice = {"judge.consensus_threshold": 0.5}, "most votes agree, and fewer suffice then"
     elif judge.kind == "rules":
         settings = _llm_settings(judge)

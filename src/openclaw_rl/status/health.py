@@ -14,6 +14,7 @@ from sqlalchemy import Connection
 from openclaw_rl.common import disk_space
 from openclaw_rl.common.message_hash import message_text
 from openclaw_rl.common.policy_digest import find_damage
+from openclaw_rl.common.progress import Wait
 from openclaw_rl.common.statistics.rater_agreement import Kappa
 from openclaw_rl.errors import DiskFull
 from openclaw_rl.methods.registry import make_method
@@ -58,6 +59,7 @@ class HealthSnapshot:
     log_lines: Sequence[LogLine]  # of the last hour, oldest first
     steps: Sequence[Mapping[str, Any]]  # newest rows of metrics.jsonl, oldest first
     heartbeat_notes: Mapping[str, str]  # worker -> the note of its last heartbeat
+    heartbeat_waits: Mapping[str, frozenset[Wait]]  # worker -> what its last heartbeat waits for
     full_disks: Sequence[str]  # the folders that the system writes to without space, each with the space that is left
     worker_problems: Sequence[str]  # reason and cure of each worker, without the engine, that is parked or crashes
     verdicts: Sequence[Verdict]  # newest verdicts of the judge, newest first
@@ -98,6 +100,7 @@ def take_snapshot(config: Config, conn: Connection, now: float, *, examine: bool
         log_lines=log_lines,
         steps=[line for line in _json_lines(config.logs_dir / METRICS_FILE) if "version" in line][-MAX_ITEMS:],
         heartbeat_notes={beat.name: beat.note for beat in beats},
+        heartbeat_waits={beat.name: beat.waits for beat in beats},
         full_disks=find_full_disks(config),
         worker_problems=_find_worker_problems(beats, log_lines, now),
         verdicts=verdicts,

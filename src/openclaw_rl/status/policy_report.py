@@ -47,6 +47,7 @@ def policy_rows(conn: Connection, limit: int, name: str | None = None) -> list[d
             "satisfaction": _share(*satisfied[policy.version]) if policy.version in satisfied else None,
             "gate": {name: value for name, value in policy.metrics.items() if name.startswith(_GATE_PREFIX)},
             "reason": policy.reason,
+            "code": policy.reason_code,
         }
         for policy in newest
     ]

@@ -1,23 +1,32 @@
-"""Merge the reasons for which turns are dropped or untrainable."""
+"""Group the reasons for which turns are dropped or untrainable by their codes."""
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-_DETAILS = re.compile(r": (?![^(]*\))")  # a colon outside of parentheses
-
-
-def merge_reasons(reasons: Mapping[str, int]) -> dict[str, int]:
-    """Merge reasons that differ only in the details after a colon, with one as an example. Most frequent first."""
-    kinds: dict[str, Counter[str]] = {}
-    for reason, count in reasons.items():
-        kinds.setdefault(_DETAILS.split(reason, maxsplit=1)[0], Counter())[reason] += count
-    merged = {_reason_label(found): found.total() for found in kinds.values()}
-    return dict(sorted(merged.items(), key=lambda item: -item[1]))
+from openclaw_rl.types import Reason, ReasonCode
 
 
-def _reason_label(found: Counter[str]) -> str:
-    most = found.most_common(1)[0][0]
-    return most if len(found) == 1 else ", e.g. ".join(_DETAILS.split(most, maxsplit=1))
+@dataclass(frozen=True, slots=True)
+class ReasonGroup:
+    """Turns with the same code. `label`: the most frequent text, as an example if there are several."""
+
+    code: ReasonCode
+    label: str
+    count: int
+
+
+def group_reasons(counts: Mapping[Reason, int]) -> list[ReasonGroup]:
+    """Return one group for each code, most frequent first. `counts`: number of turns by reason."""
+    details: dict[ReasonCode, Counter[str]] = {}
+    for reason, count in counts.items():
+        details.setdefault(reason.code, Counter())[reason.detail] += count
+    groups = [ReasonGroup(code, _make_label(texts), texts.total()) for code, texts in details.items()]
+    return sorted(groups, key=lambda group: -group.count)
+
+
+def _make_label(texts: Counter[str]) -> str:
+    example = texts.most_common(1)[0][0]
+    return example if len(texts) == 1 else f"{example} (or similar)"

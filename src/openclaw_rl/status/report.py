@@ -22,7 +22,7 @@ from openclaw_rl.common.progress import Activity, WorkKind, describe_activity
 from openclaw_rl.common.terminal import TerminalConsole, print_json
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.settings.load import Config
-from openclaw_rl.status.reasons import merge_reasons
+from openclaw_rl.status.reasons import group_reasons
 from openclaw_rl.status.withdrawn_lessons import withdrawal_text, withdrawn_rows
 from openclaw_rl.store import heartbeats, turns
 from openclaw_rl.store.db import Store
@@ -36,23 +36,24 @@ from openclaw_rl.store.lineage.version_stats import (
     untrusted_judges,
 )
 from openclaw_rl.train.tracking import off_policy_summary
-from openclaw_rl.types import Policy, PolicyState
+from openclaw_rl.types import Policy, PolicyState, Reason, ReasonCode
 
 _OVERRIDE = "the owner can set serve.sampling_override: "
 CURES = {
-    "greedy sampling": _OVERRIDE + "{temperature: 1}",
-    "raw log-probabilities": _OVERRIDE + "{temperature: 1}",
-    "top_p": _OVERRIDE + "{top_p: 1}",
-    "top_k": _OVERRIDE + "{top_k: 0}",
-    "min_p": _OVERRIDE + "{min_p: 0}",
-    "min_tokens": "the client can omit min_tokens",
-    "penalties": _OVERRIDE + "{presence_penalty: 0, frequency_penalty: 0}",
-    "logit_bias": "the client can omit logit_bias",
-    "a message, tool or template variable has": "the owner can set serve.special_tokens: text (or model)",
-    "its prompt has images": "the client can send the accessibility tree of a page, or other text, instead",
-    "a forced format": "the client can ask for the format in the prompt, with tool_choice auto and no response_format",
+    ReasonCode.GREEDY: _OVERRIDE + "{temperature: 1}",
+    ReasonCode.RAW_LOGPROBS: _OVERRIDE + "{temperature: 1}",
+    ReasonCode.TOP_P: _OVERRIDE + "{top_p: 1}",
+    ReasonCode.TOP_K: _OVERRIDE + "{top_k: 0}",
+    ReasonCode.MIN_P: _OVERRIDE + "{min_p: 0}",
+    ReasonCode.MIN_TOKENS: "the client can omit min_tokens",
+    ReasonCode.PENALTIES: _OVERRIDE + "{presence_penalty: 0, frequency_penalty: 0}",
+    ReasonCode.LOGIT_BIAS: "the client can omit logit_bias",
+    ReasonCode.CONTROL_TOKEN: "the owner can set serve.special_tokens: text (or model)",
+    ReasonCode.IMAGES: "the client can send the accessibility tree of a page, or other text, instead",
+    ReasonCode.FORCED_FORMAT: "the client can ask for the format in the prompt, with tool_choice auto and no "
+    "response_format",
 }
-"""Start of a reason for which turns are untrainable -> what makes the next ones trainable."""
+"""Reason for which turns are untrainable -> what makes the next ones trainable."""
 _GATE_FIGURES = "held_out liked batch_alone agreement outlier_distance correctness form preference"
 GATE_FIGURES = tuple(f"gate/{name}" for name in _GATE_FIGURES.split())
 """Metrics of the gate that `status` shows."""
@@ -84,6 +85,7 @@ def read_store(config: Config) -> Iterator[Connection]:
 def collect_status(conn: Connection, now: float) -> dict[str, Any]:
     """Return the data of `status` as plain JSON."""
     head = policies.head(conn)
+    dropped, untrainable = turns.count_dropped(conn), turns.count_untrainable(conn)
     known = policies.list_all(conn)
     newest = known[-10:]
     counts = turns_by_version(conn, [policy.version for policy in newest])
@@ -100,6 +102,7 @@ def collect_status(conn: Connection, now: float) -> dict[str, Any]:
                 "alive": b.is_alive(now),
                 "state": b.state,
                 "note": b.note,
+                "waits": sorted(b.waits),
                 "advanced": round(now - b.advanced_at, 1),
                 "activity": None
                 if b.activity is None
@@ -108,7 +111,9 @@ def collect_status(conn: Connection, now: float) -> dict[str, Any]:
             for b in heartbeats.read_heartbeats(conn)
         ],
         "turns": turns.count_by_state(conn),
-        **turns.count_by_reason(conn),
+        "dropped": {reason.detail: count for reason, count in dropped.items()},
+        "untrainable": {reason.detail: count for reason, count in untrainable.items()},
+        "reasons": {"dropped": _reason_rows(dropped), "untrainable": _reason_rows(untrainable)},
         "practice": {
             "turns": practice_turns.count_all(conn),
             "seconds_of_last_hour": round(practice_turns.seconds_of_last_hour(conn, now), 1),
@@ -147,21 +152,30 @@ def engine_gaps(known: Sequence[Policy]) -> dict[str, dict[str, float]]:
     return {engine: {"mean": gap / tokens, "tokens": tokens} for engine, (gap, tokens) in sums.items() if tokens}
 
 
-def untrainable_agents(counts: Mapping[str, Mapping[str | None, int]]) -> list[dict[str, Any]]:
+def _reason_rows(counts: Mapping[Reason, int]) -> list[dict[str, Any]]:
+    """Return the groups of reasons as plain JSON, most frequent first."""
+    return [{"code": group.code.value, "reason": group.label, "count": group.count} for group in group_reasons(counts)]
+
+
+def untrainable_agents(counts: Mapping[str, Mapping[Reason | None, int]]) -> list[dict[str, Any]]:
     """Return for each agent with untrainable turns: their share, and share and cure of the most frequent reasons."""
     out = []
     for agent, by_reason in sorted(counts.items()):
         total = sum(by_reason.values())
-        merged = merge_reasons({reason: n for reason, n in by_reason.items() if reason is not None})
-        reasons = [{"reason": why, "share": n / total, "cure": _cure_of(why)} for why, n in merged.items()]
+        groups = group_reasons({reason: count for reason, count in by_reason.items() if reason is not None})
+        reasons = [
+            {
+                "code": group.code.value,
+                "reason": group.label,
+                "share": group.count / total,
+                "cure": CURES.get(group.code, ""),
+            }
+            for group in groups
+        ]
         if reasons:
-            share = sum(merged.values()) / total
+            share = sum(group.count for group in groups) / total
             out.append({"agent": agent, "share": share, "reasons": reasons[:_SHOWN_REASONS]})
     return out
-
-
-def _cure_of(reason: str) -> str:
-    return next((cure for start, cure in CURES.items() if reason.startswith(start)), "")
 
 
 def _policy_row(policy: Policy, used: int, served: int) -> dict[str, Any]:
@@ -174,6 +188,7 @@ def _policy_row(policy: Policy, used: int, served: int) -> dict[str, Any]:
         "served": served,
         "metrics": dict(policy.metrics),
         "reason": policy.reason,
+        "code": policy.reason_code,
         "at": policy.created_at,
     }
 
@@ -263,8 +278,8 @@ def _render_turns(status: Mapping[str, Any]) -> Table:
     for state, count in status["turns"].items():
         table.add_row(str(count), state)
     for title in ("dropped", "untrainable"):
-        for reason, count in list(merge_reasons(status[title]).items())[:5]:
-            table.add_row(f"{count / total:.0%}", _labelled(title, reason))
+        for row in status["reasons"][title][:5]:
+            table.add_row(f"{row['count'] / total:.0%}", _labelled(title, row["reason"]))
     for row in status["untrainable_agents"]:
         table.add_row("", _render_untrainable_agent(row))
     scores = {"1": "good", "-1": "bad", "0": "neutral", "None": "no opinion"}

@@ -24,7 +24,6 @@ from openclaw_rl.errors import OpenClawError
 from openclaw_rl.settings.load import Config
 from openclaw_rl.status import report
 from openclaw_rl.status.health import training_queue_length
-from openclaw_rl.status.reasons import merge_reasons
 from openclaw_rl.store.lineage.version_stats import satisfaction_by_version
 from openclaw_rl.types import TurnState
 
@@ -205,15 +204,12 @@ def _render_newest_step(versions: Sequence[StatusData]) -> RenderableType:
 
 
 def _render_reasons(status: StatusData) -> RenderableType:
-    kinds: dict[str, int] = {}
-    for title in ("dropped", "untrainable"):
-        for reason, count in merge_reasons(status[title]).items():
-            kinds[reason] = kinds.get(reason, 0) + count
-    if not kinds:
+    rows = [row for title in ("dropped", "untrainable") for row in status["reasons"][title]]
+    if not rows:
         return Text("none", style="dim")
     table = Table.grid(padding=(0, 1))
     table.add_column(justify="right")
     table.add_column(no_wrap=True, overflow="ellipsis")
-    for reason, count in sorted(kinds.items(), key=lambda item: -item[1])[:MAX_REASONS]:
-        table.add_row(str(count), reason)
+    for row in sorted(rows, key=lambda row: -row["count"])[:MAX_REASONS]:
+        table.add_row(str(row["count"]), row["reason"])
     return table

@@ -19,8 +19,7 @@ from openclaw_rl.store.rows import (
     naming_damage,
     sampling_from_json,
 )
-from openclaw_rl.store.turn_states import DropReason
-from openclaw_rl.types import Capture, ExchangeStatus, Kind, Message, TurnState
+from openclaw_rl.types import Capture, ExchangeStatus, Kind, Message, ReasonCode, TurnState
 
 MAX_SAME_HASH = 64
 """Newest exchanges with one hash that are compared: many conversations may begin with the same words."""
@@ -49,7 +48,7 @@ class ExchangeSummary:
     reply_own: bytes | None  # 16 bytes
     reply_chain: bytes | None  # 16 bytes
     state: TurnState
-    cause: DropReason | None = None  # why it was dropped
+    cause: ReasonCode | None = None  # why it was dropped
     version: int = 0  # of the policy that gave the reply
     previous: str | None = None  # the exchange that its client continues by id
     parent: str | None = None  # the turn before it in its conversation
@@ -247,6 +246,6 @@ def _summary_from_row(row: Row[Any], signatures: frozenset[bytes]) -> ExchangeSu
         capture=Capture(row.capture),
         status=ExchangeStatus(row.status),
         state=TurnState(row.state),
-        cause=DropReason(row.cause) if row.cause else None,
+        cause=ReasonCode(row.cause) if row.cause else None,
         signatures=signatures,
     )

@@ -16,12 +16,23 @@ from openclaw_rl.store import events
 from openclaw_rl.store import schema as t
 from openclaw_rl.store.db import fast_executemany
 from openclaw_rl.store.rows import exchange_from_row, pack_ids, pack_logprobs, pack_mask, to_json, to_row
-from openclaw_rl.store.turn_states import DropReason, degenerate_reason, drop
-from openclaw_rl.types import Capture, Exchange, ExchangeStatus, Feedback, Kind, Reply, Request, TurnState
+from openclaw_rl.store.turn_states import degenerate_reason, drop
+from openclaw_rl.types import (
+    Capture,
+    Exchange,
+    ExchangeStatus,
+    Feedback,
+    Kind,
+    Reason,
+    ReasonCode,
+    Reply,
+    Request,
+    TurnState,
+)
 
 log = logging.getLogger("openclaw_rl.store")
 
-REDACTED = "captured without its text and tokens (redacted)"
+REDACTED = Reason(ReasonCode.REDACTED, "captured without its text and tokens (redacted)")
 
 _insert_exchange, _insert_body, _insert_reply = insert(t.exchanges), insert(t.bodies), insert(t.replies)
 _insert_turn, _insert_feedback, _insert_call = insert(t.turns), insert(t.feedback), insert(t.reply_calls)
@@ -103,11 +114,11 @@ def _drop_untrainable(conn: Connection, reply: Reply, *, wordless: bool) -> None
     """`wordless`: the reply is redacted, so missing tokens do not mean that it was empty."""
     details = f": {reply.error}" if reply.error and not wordless else ""
     if reply.status is ExchangeStatus.FAILED:
-        drop(conn, reply.id, DropReason.FAILED, f"the reply failed{details}", at=reply.finished_at)
+        drop(conn, reply.id, ReasonCode.FAILED, f"the reply failed{details}", at=reply.finished_at)
     elif reply.status is ExchangeStatus.CANCELLED:
-        drop(conn, reply.id, DropReason.CANCELLED, f"the reply was cancelled{details}", at=reply.finished_at)
+        drop(conn, reply.id, ReasonCode.CANCELLED, f"the reply was cancelled{details}", at=reply.finished_at)
     elif not (wordless and len(reply.response_ids) == 0) and (words := degenerate_reason(reply)):
-        drop(conn, reply.id, DropReason.DEGENERATE, words, at=reply.finished_at)
+        drop(conn, reply.id, ReasonCode.DEGENERATE, words, at=reply.finished_at)
 
 
 def add_feedback(conn: Connection, items: Sequence[Feedback]) -> None:
@@ -190,6 +201,7 @@ def _body_row(seq: int, r: Request, pack: message_hash.MarkPacker) -> dict[str, 
 
 
 def _turn_row(seq: int, r: Request) -> dict[str, Any]:
+    untrainable = _untrainable_reason(r)
     return {
         "seq": seq,
         "id": r.id,
@@ -197,7 +209,8 @@ def _turn_row(seq: int, r: Request) -> dict[str, Any]:
         "session": r.session or r.id,
         "kind": (r.kind or Kind.MAIN).value,
         "state": TurnState.SERVED.value,
-        "untrainable": _untrainable_reason(r),
+        "untrainable": untrainable.detail if untrainable else None,
+        "untrainable_code": untrainable.code.value if untrainable else None,
         "relation": "fresh",
         "revision": 0,
         "signal": 0,
@@ -205,7 +218,7 @@ def _turn_row(seq: int, r: Request) -> dict[str, Any]:
     }
 
 
-def _untrainable_reason(r: Request) -> str | None:
+def _untrainable_reason(r: Request) -> Reason | None:
     if r.capture is Capture.REDACTED:
         return REDACTED
     return r.untrainable or r.sampling.untrainable_reason()

@@ -14,11 +14,12 @@ from sqlalchemy import Connection, delete, select, update
 from sqlalchemy.dialects.sqlite import Insert, insert
 
 from openclaw_rl.common.process_guard import process_exists
-from openclaw_rl.common.progress import Activity, current_activity, progress_count
+from openclaw_rl.common.progress import Activity, Wait, current_activity, progress_count
 from openclaw_rl.errors import StoreError
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.rows import from_row
 from openclaw_rl.store.schema import attempts, loops
+from openclaw_rl.types import Reason, ReasonCode
 
 RUNNING, STARTING, PARKED, DEGRADED = "running", "starting", "parked", "degraded"
 PROBLEM_STATES = (PARKED, DEGRADED)
@@ -48,6 +49,8 @@ class Heartbeat:
     note: str  # what the worker waits for or works on, as text; if PARKED, the reason and the cure
     advanced_at: float = 0.0  # seconds since the epoch; when its work last advanced
     activity: Activity | None = None  # a piece of work that takes long
+    waits: frozenset[Wait] = frozenset()
+    """Its waits, of a trainer those of all its policies; empty while it works."""
 
     def is_alive(self, now: float, stale: float = TIMEOUT) -> bool:
         """Return whether the heartbeat is younger than `stale` seconds or, while starting, the process exists.
@@ -66,18 +69,22 @@ def write_heartbeat(
     *,
     advanced: bool = True,
     activity: Activity | None = None,
+    waits: Collection[Wait] = (),
 ) -> None:
     """Record that loop `name` is alive now, in this process or in `pid`.
 
-    `advanced`: whether its work has advanced since the heartbeat before; `activity`: what it works on.
+    `advanced`: whether its work has advanced since the heartbeat before; `activity`: what it works on; `waits`: what it
+    waits for.
     """
     now = time.time()
     row = {"name": name, "pid": pid or os.getpid(), "at": now, "state": state, "note": note}
-    work = "" if activity is None else msgspec.json.encode(activity).decode()
+    row |= {
+        "advanced_at": now,
+        "activity": "" if activity is None else msgspec.json.encode(activity).decode(),
+        "waits": msgspec.json.encode(sorted(waits)).decode(),
+    }
     with store.write(durable=False) as conn:
-        conn.execute(
-            _write_advance if advanced else _write_without_advance, row | {"advanced_at": now, "activity": work}
-        )
+        conn.execute(_write_advance if advanced else _write_without_advance, row)
 
 
 class ProgressReader:
@@ -94,8 +101,13 @@ class ProgressReader:
         return advanced
 
 
-def heartbeat_writer(store: Store, name: str, note: Callable[[], str]) -> Callable[[str | None], None]:
-    """Return a function that writes the heartbeats of a loop; its argument is why the loop pauses, or None."""
+def heartbeat_writer(
+    store: Store, name: str, note: Callable[[], str], waits: Callable[[], Collection[Wait]] = tuple
+) -> Callable[[str | None], None]:
+    """Return a function that writes the heartbeats of a loop; its argument is why the loop pauses, or None.
+
+    `note`, `waits`: return what the loop does, as text, and what it waits for.
+    """
     progress = ProgressReader()
 
     def write(problem: str | None) -> None:
@@ -106,6 +118,7 @@ def heartbeat_writer(store: Store, name: str, note: Callable[[], str]) -> Callab
             RUNNING if problem is None else PARKED,
             advanced=progress.has_advanced(),
             activity=current_activity(),
+            waits=waits() if problem is None else (),
         )
 
     return write
@@ -114,7 +127,9 @@ def heartbeat_writer(store: Store, name: str, note: Callable[[], str]) -> Callab
 def read_heartbeats(conn: Connection) -> list[Heartbeat]:
     """Return the last heartbeat of every loop, sorted by name."""
     rows = conn.execute(select(loops).order_by(loops.c.name))
-    return [from_row(Heartbeat, row, activity=_read_activity(row.activity)) for row in rows]
+    return [
+        from_row(Heartbeat, row, activity=_read_activity(row.activity), waits=_read_waits(row.waits)) for row in rows
+    ]
 
 
 def _read_activity(text: str) -> Activity | None:
@@ -125,6 +140,12 @@ def _read_activity(text: str) -> Activity | None:
         return _activity_decoder.decode(text)
     except msgspec.MsgspecError:
         return None
+
+
+def _read_waits(text: str) -> frozenset[Wait]:
+    """Return what a stored heartbeat waits for, without what only a later version of the program knows."""
+    known = {wait.value: wait for wait in Wait}
+    return frozenset(known[value] for value in msgspec.json.decode(text) if value in known)
 
 
 def reported_problems(conn: Connection, now: float) -> list[str]:
@@ -215,7 +236,7 @@ class AttemptLog:
             counts = {ref: count for ref, count in self._counts(conn).items() if ref != _SET_ASIDE_REF} | self._begun
         return {ref: count for ref, count in counts.items() if count}
 
-    def give_up(self, conn: Connection, ref: str, deaths: int) -> str | None:
+    def give_up(self, conn: Connection, ref: str, deaths: int) -> Reason | None:
         """Return why a row is to be set aside; None if workers died on it less than twice, or if it is not the cause.
 
         The caller sets the row aside in the same transaction.
@@ -225,7 +246,8 @@ class AttemptLog:
         self._begun.pop(ref, None)
         conn.execute(delete(attempts).where(attempts.c.stage == self._stage, attempts.c.ref == ref))
         conn.execute(_begin_attempt, {"stage": self._stage, "ref": _SET_ASIDE_REF, "count": 1, "pid": os.getpid()})
-        return f"set aside: the {self._stage} worker died {deaths} times while it worked on it"
+        detail = f"set aside: the {self._stage} worker died {deaths} times while it worked on it"
+        return Reason(ReasonCode.SET_ASIDE, detail)
 
     def _counts(self, conn: Connection) -> dict[str, int]:
         deaths = attempts.c.count - attempts.c.excused

@@ -11,14 +11,16 @@ from openclaw_rl.store import events, exchanges, reactions, turn_states, turns
 from openclaw_rl.store import schema as t
 from openclaw_rl.store.db import fast_executemany
 from openclaw_rl.store.rows import to_row
-from openclaw_rl.store.turn_states import DropReason
-from openclaw_rl.types import Feedback, Kind, Message, Reply, Request, TurnState, Verdict
+from openclaw_rl.types import Feedback, Kind, Message, Reason, ReasonCode, Reply, Request, TurnState, Verdict
 
 MAX_IDS_PER_QUERY = 1000
 """SQLite limits the number of variables of a statement."""
 IMPORTED = "imported"
 """`how` of the reaction of a turn imported as text; also the suffix of the event of each imported exchange."""
-UNSCORED = "not scored: it was imported without the log-probabilities of its tokens (`openclaw-rl data score`)"
+UNSCORED = Reason(
+    ReasonCode.UNSCORED,
+    "not scored: it was imported without the log-probabilities of its tokens (`openclaw-rl data score`)",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +36,7 @@ class ReactionRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropRecord:
-    cause: DropReason
+    cause: ReasonCode
     reason: str
 
 
@@ -65,7 +67,7 @@ class TurnPosition:
     relation: str = "fresh"
     relation_of: str | None = None
     unlinked: str | None = None
-    untrainable: str | None = None
+    untrainable: Reason | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +87,7 @@ _update_position = (
 _set_untrainable = (
     update(t.turns)
     .where(t.turns.c.id == bindparam("turn"), t.turns.c.untrainable.is_(None))
-    .values(untrainable=bindparam("why"))
+    .values(untrainable=bindparam("new_reason"), untrainable_code=bindparam("new_code"))
 )
 _insert_feedback = insert(t.feedback).prefix_with("OR IGNORE", dialect="sqlite")
 _select_known = (
@@ -95,7 +97,7 @@ _select_known = (
 )
 _select_unscored = (
     select(t.turns.c.seq, t.turns.c.id)
-    .where(t.turns.c.untrainable == UNSCORED, t.turns.c.seq > bindparam("after"))
+    .where(t.turns.c.untrainable_code == UNSCORED.code.value, t.turns.c.seq > bindparam("after"))
     .order_by(t.turns.c.seq)
     .limit(bindparam("limit"))
 )
@@ -105,7 +107,7 @@ _scored_reply = (
     .values(logprobs=bindparam("new_logprobs"), spans=bindparam("new_spans"))
 )
 _scored_exchange = update(t.exchanges).where(t.exchanges.c.seq == bindparam("of")).values(version=bindparam("by"))
-_scored_turn = update(t.turns).where(t.turns.c.seq == bindparam("of")).values(untrainable=None)
+_scored_turn = update(t.turns).where(t.turns.c.seq == bindparam("of")).values(untrainable=None, untrainable_code=None)
 
 
 def known_turns(conn: Connection, ids: Collection[str]) -> dict[str, KnownTurn]:
@@ -129,7 +131,12 @@ def insert_turns(
     exchanges.insert_finished(conn, replies)
     positions = [{"turn": p.turn} | {f"new_{n}": getattr(p, n) for n in _POSITION} for p in places]
     fast_executemany(conn, _update_position, positions)
-    if barred := [{"turn": p.turn, "why": p.untrainable} for p in places if p.untrainable]:
+    barred = [
+        {"turn": p.turn, "new_reason": p.untrainable.detail, "new_code": p.untrainable.code.value}
+        for p in places
+        if p.untrainable
+    ]
+    if barred:
         fast_executemany(conn, _set_untrainable, barred)
     events.append_rows(conn, [events.event_row(f"exchange.{IMPORTED}", r.id, {}, r.finished_at) for r in replies])
 

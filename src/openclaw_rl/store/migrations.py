@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from openclaw_rl.common.assets import ASSETS
+from openclaw_rl.store import migrated_reasons
 
 Migration = Callable[[sqlite3.Connection], None]
 
@@ -30,6 +31,11 @@ def _initial_schema(conn: sqlite3.Connection) -> None:
     """Create all tables, and the key of the message hashes."""
     _run_file("1_initial", conn)
     conn.execute("INSERT INTO meta (key, value) VALUES ('secret', ?)", (secrets.token_bytes(32),))
+
+
+def _add_reason_codes(conn: sqlite3.Connection) -> None:
+    _run_file("24_reason_codes", conn)
+    migrated_reasons.fill_codes(conn)
 
 
 MIGRATIONS: Sequence[Migration] = (
@@ -55,5 +61,7 @@ MIGRATIONS: Sequence[Migration] = (
     partial(_run_file, "20_file_digests"),
     partial(_run_file, "21_progress"),
     partial(_run_file, "22_lesson_examinations"),
+    partial(_run_file, "23_waits"),
+    _add_reason_codes,
 )
 """Migration n is at index n - 1. Each runs in the same transaction that writes the new schema number."""

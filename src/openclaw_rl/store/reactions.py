@@ -11,8 +11,8 @@ from sqlalchemy.dialects.sqlite import insert
 from openclaw_rl.store import schema as t
 from openclaw_rl.store.behaviour.observations import is_signal
 from openclaw_rl.store.rows import to_json
-from openclaw_rl.store.turn_states import REOPENABLE_REASONS, DropReason, transition
-from openclaw_rl.types import ExchangeStatus, Kind, Message, TurnState
+from openclaw_rl.store.turn_states import REOPENABLE_REASONS, transition
+from openclaw_rl.types import ExchangeStatus, Kind, Message, ReasonCode, TurnState
 
 _update_position = (
     update(t.turns)
@@ -109,7 +109,7 @@ def record_reaction(
     dropped as side traffic by mistake; it becomes main.
     """
     now = conn.execute(_select_state, {"turn": turn}).one()
-    if not (_can_close(now) or (was_side and now.cause == DropReason.SIDE)):
+    if not (_can_close(now) or (was_side and now.cause == ReasonCode.SIDE)):
         return False
     if conn.execute(_count_known, {"turn": turn, "signature": signature}).scalar_one():
         return False

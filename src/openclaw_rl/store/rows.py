@@ -31,6 +31,7 @@ from openclaw_rl.types import (
     Policy,
     PolicyState,
     Reaction,
+    ReasonCode,
     Reply,
     Request,
     Sampling,
@@ -170,7 +171,17 @@ def exchange_from_row(row: Row[Any]) -> Exchange:
 
 
 def turn_from_row(row: Row[Any]) -> Turn:
-    return from_row(Turn, row, state=TurnState(row.state))
+    return from_row(
+        Turn,
+        row,
+        state=TurnState(row.state),
+        cause=_read_code(row.cause),
+        untrainable_code=_read_code(row.untrainable_code),
+    )
+
+
+def _read_code(value: str | None) -> ReasonCode | None:
+    return None if value is None else ReasonCode(value)
 
 
 def reaction_from_row(row: Row[Any], feedback: Sequence[Feedback]) -> Reaction:
@@ -184,7 +195,8 @@ def verdict_from_row(row: Row[Any]) -> Verdict:
     """Build a verdict. Raises `DamagedRow`."""
     with naming_damage(row.turn, "verdict"):
         votes, hints = _decode_json(_votes_decoder, row.votes), _decode_json(_strings_decoder, row.hints)
-    return from_row(Verdict, row, votes=votes, hints=hints, explicit=bool(row.explicit))
+    code = _read_code(row.reason_code)
+    return from_row(Verdict, row, votes=votes, hints=hints, explicit=bool(row.explicit), reason_code=code)
 
 
 def votes_from_row(row: Row[Any]) -> tuple[Vote, ...]:
@@ -199,7 +211,15 @@ def policy_from_row(row: Row[Any]) -> Policy:
     columns = ("memory", "metrics", "files")
     memory, metrics, files = (_read_object(row.version, name, getattr(row, name) or b"{}") for name in columns)
     metrics = {name: float("nan") if value is None else value for name, value in metrics.items()}
-    return from_row(Policy, row, state=PolicyState(row.state), memory=memory, metrics=metrics, files=files)
+    return from_row(
+        Policy,
+        row,
+        state=PolicyState(row.state),
+        memory=memory,
+        metrics=metrics,
+        files=files,
+        reason_code=_read_code(row.reason_code),
+    )
 
 
 def _read_object(version: int, name: str, raw: bytes) -> dict[str, Any]:

@@ -150,7 +150,8 @@ turns = Table(
     Column("id", Text, nullable=False, unique=True),
     *_required(Text, "scope session kind state relation"),
     *_optional(Text, "parent reason untrainable relation_of unlinked"),
-    Column("cause", Text),  # a `DropReason`
+    Column("cause", Text),  # `ReasonCode` of `reason`
+    Column("untrainable_code", Text),  # `ReasonCode` of `untrainable`
     Column("revision", Integer, nullable=False),  # of the current reaction; 0: none
     Column("signal", Integer, nullable=False),  # bits of the current verdict: 1 a score, 2 a hint
     Column("uses", Integer, nullable=False),  # by all policies, including rejected candidates
@@ -201,6 +202,7 @@ verdicts = Table(
     *_required(Text, "reason"),
     *_required(Float, "at"),
     Column("weight", Float, nullable=False, server_default=text("1")),
+    Column("reason_code", Text),  # `ReasonCode` of an abstention of votes
 )
 
 observations = Table(  # what a person did with a reply, which may be evidence (`store/behaviour/observations.py`)
@@ -234,6 +236,7 @@ policies = Table(
     Column("files", LargeBinary),  # digests of all files; NULL: only that of the weights is known
     Column("damage", Text),  # how the files differ from their digests; NULL: they do not, as far as is known
     Column("name", Text, nullable=False, server_default="default"),  # of the policy; see `lineage/policy_names.py`
+    Column("reason_code", Text),  # `ReasonCode` of `reason`
 )
 Index("policies_damaged", policies.c.version, sqlite_where=text("damage IS NOT NULL"))
 
@@ -403,4 +406,5 @@ loops = Table(
     *_required(Text, "state note"),
     Column("advanced_at", Float, nullable=False, server_default="0"),
     Column("activity", Text, nullable=False, server_default=""),  # JSON; empty: nothing that takes long
+    Column("waits", Text, nullable=False, server_default="[]"),  # JSON list of `Wait`
 )

@@ -5,8 +5,7 @@ All go through `transition`, which allows only those of `types.TURN_TRANSITIONS`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from enum import StrEnum
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from sqlalchemy import Connection, Update, bindparam, select, update
@@ -14,27 +13,18 @@ from sqlalchemy import Connection, Update, bindparam, select, update
 from openclaw_rl.common.message_hash import visible_text
 from openclaw_rl.store import events
 from openclaw_rl.store.schema import turns
-from openclaw_rl.types import TURN_TRANSITIONS, FinishReason, Ids, Reply, TurnState
-
-
-class DropReason(StrEnum):
-    """Why a turn was dropped, as a code; the turn's `reason` explains it to a person."""
-
-    CANCELLED = "cancelled"
-    FAILED = "failed"
-    DEGENERATE = "degenerate"
-    SIDE = "side"
-    REDACTED = "redacted"
-    SESSION_DONE = "session done"
-    TIMEOUT = "timeout"
-    SUPERSEDED = "superseded"
-    TAKEN_BACK = "taken back"
-    SET_ASIDE = "set aside"
-    EPISODE_ENDED = "episode ended"
-
+from openclaw_rl.types import (
+    TAKEN_BACK_CODES,
+    TURN_TRANSITIONS,
+    FinishReason,
+    Ids,
+    ReasonCode,
+    Reply,
+    TurnState,
+)
 
 REOPENABLE_REASONS = frozenset(
-    {DropReason.SESSION_DONE, DropReason.TIMEOUT, DropReason.SUPERSEDED, DropReason.REDACTED}
+    {ReasonCode.SESSION_DONE, ReasonCode.TIMEOUT, ReasonCode.SUPERSEDED, ReasonCode.REDACTED}
 )
 """Reasons of turns dropped without evidence; late evidence reopens them. The others can never be trained on."""
 
@@ -56,12 +46,12 @@ _transitions = {to: _transition_statement(to) for to in TurnState if _ALLOWED_FR
 _set_taken_back = (
     update(turns)
     .where(turns.c.id == bindparam("turn"), turns.c.state == TurnState.DROPPED.value)
-    .values(cause=DropReason.TAKEN_BACK.value, reason=bindparam("why"))
+    .values(cause=bindparam("new_cause"), reason=bindparam("new_reason"))
 )
 
 
 def transition(
-    conn: Connection, turn: str, to: TurnState, *, at: float, cause: DropReason | None = None, reason: str | None = None
+    conn: Connection, turn: str, to: TurnState, *, at: float, cause: ReasonCode | None = None, reason: str | None = None
 ) -> bool:
     """Set the turn's state and append event "turn.<state>". Return False without a change if it is not allowed."""
     values = {"turn": turn, "new_cause": cause, "new_reason": reason}
@@ -71,30 +61,34 @@ def transition(
     return True
 
 
-def drop(conn: Connection, turn: str, cause: DropReason, reason: str, *, at: float) -> bool:
+def drop(conn: Connection, turn: str, cause: ReasonCode, reason: str, *, at: float) -> bool:
     """Set the turn to DROPPED, if allowed. `reason` is a sentence for a person."""
     return transition(conn, turn, TurnState.DROPPED, at=at, cause=cause, reason=reason)
 
 
-def drop_all(conn: Connection, turns_: Sequence[str], cause: DropReason, reason: str, *, at: float) -> int:
+def drop_all(conn: Connection, turns_: Sequence[str], cause: ReasonCode, reason: str, *, at: float) -> int:
     """Drop the turns that may be dropped; return their number."""
     return sum(drop(conn, turn, cause, reason, at=at) for turn in turns_)
 
 
-def take_back(conn: Connection, turns_: Sequence[str], reason: str, *, at: float) -> None:
+def take_back(
+    conn: Connection, turns_: Sequence[str], reason: str, *, at: float, code: ReasonCode = ReasonCode.TAKEN_BACK
+) -> None:
     """Drop the turns for good. Those dropped before get this reason, too, so that late evidence does not reopen them.
 
-    `lessons.removal.take_back` takes them out of the lessons, too.
+    `lessons.removal.take_back` takes them out of the lessons, too. `code`: one of `TAKEN_BACK_CODES`.
     """
-    drop_all(conn, turns_, DropReason.TAKEN_BACK, reason, at=at)
+    drop_all(conn, turns_, code, reason, at=at)
     if turns_:
-        conn.execute(_set_taken_back, [{"turn": turn, "why": reason} for turn in turns_])
+        rows = [{"turn": turn, "new_cause": code.value, "new_reason": reason} for turn in turns_]
+        conn.execute(_set_taken_back, rows)
 
 
-def taken_back(conn: Connection, turns_: Sequence[str]) -> list[str]:
-    """Return those of the turns that were taken back."""
-    found = select(turns.c.id).where(turns.c.id.in_(list(turns_)), turns.c.cause == DropReason.TAKEN_BACK.value)
-    return list(conn.execute(found.order_by(turns.c.seq)).scalars())
+def taken_back(conn: Connection, turns_: Sequence[str], codes: Collection[ReasonCode] = TAKEN_BACK_CODES) -> list[str]:
+    """Return those of the turns that were taken back, for a reason with one of these codes."""
+    causes = sorted(code.value for code in codes)
+    query = select(turns.c.id).where(turns.c.id.in_(list(turns_)), turns.c.cause.in_(causes))
+    return list(conn.execute(query.order_by(turns.c.seq)).scalars())
 
 
 def degenerate_reason(reply: Reply) -> str | None:

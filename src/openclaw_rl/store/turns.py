@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, bindparam, case, delete, func, select, update
+from sqlalchemy import Column, ColumnElement, Connection, bindparam, case, delete, func, select, update
 from sqlalchemy.dialects.sqlite import insert
 
 from openclaw_rl.errors import DamagedRow
@@ -23,8 +23,19 @@ from openclaw_rl.store.rows import (
     verdict_from_row,
     votes_from_row,
 )
-from openclaw_rl.store.turn_states import DropReason
-from openclaw_rl.types import Feedback, FinishReason, JudgeInput, Kind, Reaction, Turn, TurnState, Verdict, Vote
+from openclaw_rl.types import (
+    Feedback,
+    FinishReason,
+    JudgeInput,
+    Kind,
+    Reaction,
+    Reason,
+    ReasonCode,
+    Turn,
+    TurnState,
+    Verdict,
+    Vote,
+)
 
 PRACTICE_JUDGE = "practice"
 """Judge of the turns of practice (`store/lessons/practice_turns.py`), which has no opinion of them."""
@@ -73,7 +84,10 @@ _set_signal = update(t.turns).where(t.turns.c.id == bindparam("turn")).values(si
 _set_untrainable = (
     update(t.turns)
     .where(t.turns.c.id == bindparam("turn"))
-    .values(untrainable=func.coalesce(t.turns.c.untrainable, bindparam("why")))
+    .values(
+        untrainable=func.coalesce(t.turns.c.untrainable, bindparam("new_reason")),
+        untrainable_code=func.coalesce(t.turns.c.untrainable_code, bindparam("new_code")),
+    )
 )
 
 
@@ -182,19 +196,20 @@ def cache_votes(conn: Connection, key: bytes, turn_id: str, votes: Sequence[Vote
     conn.execute(delete(t.cached_votes).where(t.cached_votes.c.seq <= newest - limit))
 
 
-def mark_untrainable(conn: Connection, reasons: Mapping[str, str]) -> None:
+def mark_untrainable(conn: Connection, reasons: Mapping[str, Reason]) -> None:
     """Remove turns from the training queue for good, for example because they are too stale or have no gradient.
 
     `reasons`: why, by turn. An earlier reason is kept.
     """
-    for turn_id, why in reasons.items():
-        conn.execute(_set_untrainable, {"turn": turn_id, "why": why})
+    for turn_id, reason in reasons.items():
+        values = {"new_reason": reason.detail, "new_code": reason.code.value}
+        conn.execute(_set_untrainable, {"turn": turn_id} | values)
 
 
-def set_aside(conn: Connection, turn_id: str, why: str, *, at: float) -> None:
+def set_aside(conn: Connection, turn_id: str, reason: Reason, *, at: float) -> None:
     """Remove a turn from all queues for good: it is damaged, or a stage died on it again and again."""
-    mark_untrainable(conn, {turn_id: why})
-    turn_states.drop(conn, turn_id, DropReason.SET_ASIDE, why, at=at)
+    mark_untrainable(conn, {turn_id: reason})
+    turn_states.drop(conn, turn_id, reason.code, reason.detail, at=at)
 
 
 def _current_signal(conn: Connection, turn: str, truncated: bool) -> int:
@@ -216,25 +231,42 @@ def count_by_state(conn: Connection) -> dict[TurnState, int]:
     return {TurnState(state): n for state, n in count_rows(conn, t.turns.c.state, _OF_PEOPLE).items()}
 
 
-def count_by_reason(conn: Connection) -> dict[str, dict[str, int]]:
-    """Return the number of turns for each reason for which turns are dropped or untrainable; without practice."""
-    dropped = t.turns.c.state == TurnState.DROPPED.value
-    return {
-        "dropped": count_rows(conn, t.turns.c.reason, dropped, _OF_PEOPLE),
-        "untrainable": count_rows(conn, t.turns.c.untrainable, t.turns.c.untrainable.is_not(None), _OF_PEOPLE),
-    }
+def count_dropped(conn: Connection) -> dict[Reason, int]:
+    """Return the number of dropped turns for each reason, most frequent first; without practice."""
+    return _count_reasons(conn, t.turns.c.cause, t.turns.c.reason, t.turns.c.state == TurnState.DROPPED.value)
 
 
-def trainable_by_agent(conn: Connection) -> dict[str, dict[str | None, int]]:
+def count_untrainable(conn: Connection) -> dict[Reason, int]:
+    """Return the number of untrainable turns for each reason, most frequent first; without practice."""
+    words = t.turns.c.untrainable
+    return _count_reasons(conn, t.turns.c.untrainable_code, words, words.is_not(None))
+
+
+def _count_reasons(
+    conn: Connection, code: Column[str], words: Column[str], condition: ColumnElement[bool]
+) -> dict[Reason, int]:
+    number = func.count().label("number")
+    query = select(code, words, number).where(condition, _OF_PEOPLE).group_by(code, words)
+    rows = conn.execute(query.order_by(number.desc()))
+    return {_to_reason(row[0], row[1]): int(row.number) for row in rows}
+
+
+def _to_reason(code: str | None, words: str | None) -> Reason:
+    return Reason(ReasonCode.STATED if code is None else ReasonCode(code), words or "")
+
+
+def trainable_by_agent(conn: Connection) -> dict[str, dict[Reason | None, int]]:
     """Return agent -> reason -> number of its main turns that were served here; reason None: they can train."""
+    columns = t.exchanges.c.agent, t.turns.c.untrainable_code, t.turns.c.untrainable
     query = (
-        select(t.exchanges.c.agent, t.turns.c.untrainable, func.count())
+        select(*columns, func.count())
         .join(t.turns, t.turns.c.seq == t.exchanges.c.seq)
         .where(t.equals_literal(t.turns.c.kind, Kind.MAIN), t.exchanges.c.origin.is_(None))
-        .group_by(t.exchanges.c.agent, t.turns.c.untrainable)
+        .group_by(*columns)
     )
-    out: dict[str, dict[str | None, int]] = {}
-    for agent, reason, count in conn.execute(query):
+    out: dict[str, dict[Reason | None, int]] = {}
+    for agent, code, words, count in conn.execute(query):
+        reason = None if words is None else _to_reason(code, words)
         out.setdefault(agent, {})[reason] = count
     return out
 

@@ -8,18 +8,20 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection
 
+from openclaw_rl.common.progress import Wait
 from openclaw_rl.settings.load import Config
 from openclaw_rl.store import events, heartbeats, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.store.lineage.policy_names import is_owned, read_heads
 from openclaw_rl.train.checkpoints import CheckpointWriter, is_last_version
-from openclaw_rl.train.tracking import WAITING_PREFIX
 from openclaw_rl.trajectories.sync_worker import is_import_done
 
 log = logging.getLogger("openclaw_rl.run")
 CHECK_INTERVAL = 1.0  # seconds between two checks
 IDLE_CHECKS = 5  # consecutive checks without anything left to do
+_IDLE_WAITS = frozenset({Wait.TURNS, Wait.MAX_STEPS})
+"""What a trainer without work waits for: turns, which only the import and the judge can bring, or nothing."""
 
 
 def ends_by_itself(config: Config, workers: Sequence[str]) -> bool:
@@ -81,7 +83,8 @@ class CompletionChecker:
             return f"train.max_steps {self._config.train.max_steps} is reached; version {head.version} is the last"
         if not self._ends_when_idle or beat is None:
             return None
-        idle = not waiting and beat != self._earlier_beat and beat.note.startswith(WAITING_PREFIX)
+        has_looked = beat != self._earlier_beat
+        idle = not waiting and has_looked and bool(beat.waits) and beat.waits <= _IDLE_WAITS
         idle = idle and seen == self._last_event and is_import_done(self._config, self._store)
         self._idle_checks, self._last_event = self._idle_checks + 1 if idle else 0, seen
         if self._idle_checks < IDLE_CHECKS:

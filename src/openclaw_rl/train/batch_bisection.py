@@ -17,12 +17,10 @@ from openclaw_rl.methods.types import CreditMethod, Sample
 from openclaw_rl.settings.load import TrainConfig
 from openclaw_rl.store.lineage import policies, training_queue
 from openclaw_rl.store.lineage.policy_names import OwnerFilter
-from openclaw_rl.types import JudgedTurn, Policy, PolicyState
+from openclaw_rl.types import JudgedTurn, Policy, PolicyState, Reason, ReasonCode
 
 BATCH_ERRORS = (ValueError, ModelError, PluginError)
 """Exceptions that blame the batch. Any other exception is an error of the trainer itself, and ends the worker."""
-FAILED_PREFIX = "it cannot be trained: "
-"""Start of the reason of a version that was rejected because the trainer raised."""
 MAX_CONSECUTIVE_FAILURES = 8
 """Consecutive turns, each tried alone, that may fail. After that the cause is probably not the turns."""
 
@@ -101,10 +99,18 @@ def count_failed_alone(conn: Connection, versions: Sequence[Policy]) -> int:
 
     A batch of several turns that failed in between does not end the count. `versions`: all versions, oldest first.
     """
-    failed = takewhile(
-        lambda p: p.state is PolicyState.REJECTED and (p.reason or "").startswith(FAILED_PREFIX), reversed(versions)
-    )
+    failed = takewhile(_is_failed, reversed(versions))
     return sum(len(policies.uses_of_version(conn, policy.version)) == 1 for policy in failed)
+
+
+def _is_failed(policy: Policy) -> bool:
+    """Return whether the version was rejected because the trainer raised, or died."""
+    return policy.state is PolicyState.REJECTED and policy.reason_code is ReasonCode.CANNOT_TRAIN
+
+
+def failure_reason(cause: str) -> Reason:
+    """Return why a batch on which the trainer raised, or died, gave no version. `cause`: as text."""
+    return Reason(ReasonCode.CANNOT_TRAIN, f"it cannot be trained: {cause}")
 
 
 def longest_sample(samples: Sequence[Sample]) -> Sample:

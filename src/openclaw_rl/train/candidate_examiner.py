@@ -25,7 +25,7 @@ from openclaw_rl.train.lease_keeper import LeaseKeeper
 from openclaw_rl.train.loaded_trainer import LoadedTrainer
 from openclaw_rl.train.sample_builder import SampleBuilder
 from openclaw_rl.train.step_outcome import alone_reason
-from openclaw_rl.types import Lease, Policy
+from openclaw_rl.types import Lease, Policy, Reason, ReasonCode
 
 log = logging.getLogger("openclaw_rl.train")
 
@@ -55,7 +55,7 @@ class CandidateExaminer:
         """Whether the result of a step becomes a candidate, instead of the head."""
         return self._gate is not None and (self._gate.examines or self._gate.settings.canary > 0)
 
-    def metrics_reason(self, metrics: Mapping[str, float], train: TrainConfig) -> str | None:
+    def metrics_reason(self, metrics: Mapping[str, float], train: TrainConfig) -> Reason | None:
         """Return why a step with these metrics is rejected, or None."""
         return rejection_reason(metrics, train, bounded=self._gate is None or self._gate.bounds_metrics)
 
@@ -90,7 +90,8 @@ class CandidateExaminer:
             return self._watch_canary(candidate, canary)
         deaths = self._attempts.begin([str(candidate.version)]).get(str(candidate.version), 0)
         if deaths >= heartbeats.MAX_DEATHS:
-            return self._reject(candidate, f"the trainer died {deaths} times while it examined this version", {})
+            detail = f"the trainer died {deaths} times while it examined this version"
+            return self._reject(candidate, Reason(ReasonCode.BROKEN, detail), {})
         result = PASSED
         if self._gate is not None:
             with self._attempts.interrupted_by(OpenClawError, OSError, ValueError):
@@ -99,7 +100,7 @@ class CandidateExaminer:
             if decided is None:
                 return None
             result = decided
-        if not result.promotes:
+        if result.reason is not None:
             return self._reject(candidate, result.reason, result.metrics)
         if self._gate is not None and self._gate.settings.canary > 0:
             self._begin_canary(candidate, result.metrics, self._gate.settings.canary)
@@ -126,8 +127,8 @@ class CandidateExaminer:
             share = f"{canary.share:.0%} of the conversations"
             self.note = f"version {candidate.version} answers {share}: {evidence.describe()}"
             return None
-        if not decided.promotes:
-            return self._reject(candidate, f"canary: {decided.reason}", decided.metrics)
+        if decided.reason is not None:
+            return self._reject(candidate, decided.reason, decided.metrics)
         return self._promote(candidate, decided.metrics)
 
     def _promote(self, candidate: Policy, found: Mapping[str, float]) -> Policy:
@@ -155,7 +156,7 @@ class CandidateExaminer:
         return self._builder.build_batch(own, head, line).samples
 
     def _reject(
-        self, candidate: Policy, reason: str, metrics: Mapping[str, float], *, frees_turns: bool = False
+        self, candidate: Policy, reason: Reason, metrics: Mapping[str, float], *, frees_turns: bool = False
     ) -> Policy:
         """Reject a candidate, and remove its folder. A batch of one turn leaves the training queue with the reason."""
         with self._store.write() as conn:
@@ -182,13 +183,17 @@ class CandidateExaminer:
         return self._keeper.require_lease()
 
 
-def _outdated_reason(conn: Connection, candidate: Policy, per: PolicyOwner) -> str | None:
+def _outdated_reason(conn: Connection, candidate: Policy, per: PolicyOwner) -> Reason | None:
     """Return why a candidate can no longer become the head of its policy, or None."""
     if candidate.damage is not None:
-        return f"its files are damaged: {candidate.damage}"
+        return Reason(ReasonCode.DAMAGED, f"its files are damaged: {candidate.damage}")
     if not is_owned(per, candidate.name):
-        return f"the policy {candidate.name!r} is not trained with policy.per {per}"
+        detail = f"the policy {candidate.name!r} is not trained with policy.per {per}"
+        return Reason(ReasonCode.OUTDATED, detail)
     if candidate.parent != policies.head(conn, candidate.name).version:
-        return f"version {candidate.parent}, which it was trained from, is no longer the head"
+        detail = f"version {candidate.parent}, which it was trained from, is no longer the head"
+        return Reason(ReasonCode.OUTDATED, detail)
     undone = turn_states.taken_back(conn, [use.turn for use in policies.uses_of_version(conn, candidate.version)])
-    return f"turns that it was trained on were taken back: {', '.join(undone)}" if undone else None
+    if not undone:
+        return None
+    return Reason(ReasonCode.TAKEN_BACK, f"turns that it was trained on were taken back: {', '.join(undone)}")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from openclaw_rl.common import disk_space, steady_clock
+from openclaw_rl.common.progress import Wait, WorkNote, join_notes
 from openclaw_rl.errors import DamagedRow, DiskFull, OpenClawError, StaleLease, StoreError, TooLarge, TrainerAbsent
 from openclaw_rl.gates.candidate_gate import CandidateGate
 from openclaw_rl.methods.types import Sample, StepResult
@@ -22,7 +23,7 @@ from openclaw_rl.store.lineage import candidates, policies, training_queue
 from openclaw_rl.store.lineage.policy_names import PolicyOwner, name_of_turn, owner_filter, waiting_names
 from openclaw_rl.store.lineage.token_credit import record_credit
 from openclaw_rl.store.lineage.version_stats import satisfaction_metrics, untrusted_judges
-from openclaw_rl.train import batch_bisection, policy_folders, tracking
+from openclaw_rl.train import batch_bisection, policy_folders
 from openclaw_rl.train.candidate_examiner import CandidateExaminer
 from openclaw_rl.train.checkpoints import CheckpointWriter, is_last_version
 from openclaw_rl.train.file_monitor import FileMonitor
@@ -33,19 +34,12 @@ from openclaw_rl.train.retraining import RetrainingLedger
 from openclaw_rl.train.sample_builder import SampleBuilder
 from openclaw_rl.train.satisfaction_watch import SatisfactionWatch, pause_reason
 from openclaw_rl.train.step_outcome import StepOutcome, failed_version, make_uses
-from openclaw_rl.train.tracking import (
-    WAITING_PREFIX,
-    MetricsTracker,
-    StepReporter,
-    join_notes,
-    number_of_turns,
-    storable_metrics,
-)
+from openclaw_rl.train.tracking import MetricsTracker, StepReporter, number_of_turns, storable_metrics
 from openclaw_rl.train.version_thinning import VersionThinner
-from openclaw_rl.types import JudgedTurn, Lease, Policy
+from openclaw_rl.types import JudgedTurn, Lease, Policy, Reason, ReasonCode
 
 log = logging.getLogger("openclaw_rl.train")
-NO_GRADIENT_REASON = "the batch that it was in had no gradient"
+NO_GRADIENT_REASON = Reason(ReasonCode.NO_GRADIENT, "the batch that it was in had no gradient")
 RECHECK_SECONDS = 1.0  # seconds until the store is read again without a commit, because `max_wait` may have passed
 
 
@@ -92,9 +86,19 @@ class TrainLoop:
         self._is_fixed = False  # the batch is part of a failed one that is being bisected, or of an undo
         self._consecutive_failures = 0  # turns tried alone that failed in a row, also before a restart
         self._queue_ages, self._attempts = batch_bisection.QueueAges(), heartbeats.AttemptLog(store, "train")
-        self.note = "starting"
+        self._work = WorkNote("starting")
         self._keeper = LeaseKeeper(store, ttl=train.safety.lease_ttl, clock=lease_clock)
         self._examiner = CandidateExaminer(store, gate, self._keeper, clock, self._trainer, builder)
+
+    @property
+    def note(self) -> str:
+        """The work or the waits of the loop, as text."""
+        return self._work.describe()
+
+    @property
+    def waits(self) -> frozenset[Wait]:
+        """The waits of its policies; empty while it works."""
+        return self._work.waits
 
     def forget_attempts(self) -> None:
         """Forget what is being trained on: the end of this process, which is due, is not the fault of the batch."""
@@ -124,7 +128,7 @@ class TrainLoop:
         self._began, self._ended = self._ended or time.perf_counter(), 0.0
         lease = self._keeper.acquire()
         if lease is None:
-            self.note = self._keeper.waiting_note()
+            self._work = WorkNote(self._keeper.waiting_note(), frozenset({Wait.LEASE}))
             return False
         try:
             if lease.epoch != self._cleaned_epoch:
@@ -141,10 +145,10 @@ class TrainLoop:
             return False
         except DamagedRow as error:
             log.warning("turn %s is left out: %s", error.turn, error)
-            self._drop_turns({error.turn: str(error)})
+            self._drop_turns({error.turn: Reason(ReasonCode.DAMAGED, str(error))})
             return True
         except TrainerAbsent as error:
-            self.note = f"{tracking.TRAINER_PREFIX}{error}"
+            self._work = WorkNote(str(error), frozenset({Wait.TRAINER}))
             return False
         except StaleLease as error:
             log.warning("nothing was published, starting over: %s", error)
@@ -161,11 +165,12 @@ class TrainLoop:
         with self._store.read() as conn:
             practising = self._practice.policies(conn) if self._practice is not None else ()
             names = [*canaries, *waiting_names(conn, self._per), *practising] if examined is None else [examined.name]
-        notes, self._idle = dict[str, str](), []
+        notes = dict[str, WorkNote]()
+        self._idle = []
         for name in dict.fromkeys(names):
             if self._take_step_of(name, examined or canaries.get(name)):
                 return True
-            notes[name] = self.note
+            notes[name] = self._work
         return self._practise(notes)
 
     def _take_step_of(self, name: str, candidate: Policy | None) -> bool:
@@ -174,7 +179,7 @@ class TrainLoop:
             settles = self._watch is not None and self._watch.is_on
             pause = pause_reason(conn, head, self._clock(), settles=settles, owner=owner)
         if pause is not None:
-            self.note = pause
+            self._work = pause
             return False
         if candidate is not None:
             return self._examine_candidate(candidate, head)
@@ -184,29 +189,34 @@ class TrainLoop:
                 items, self._is_fixed = batch_bisection.next_batch(conn, head, self._builder.signal, self._train, owner)
             untrusted = ", ".join(sorted(untrusted_judges(conn)))
         if is_last_version(head, self._train) and not self._ledger.is_active:
-            self.note = f"train.max_steps {self._train.max_steps} is reached: version {head.version} is the last"
+            last = f"train.max_steps {self._train.max_steps} is reached: version {head.version} is the last"
+            self._work = WorkNote(last, frozenset({Wait.MAX_STEPS}))
             return False
         if not self._ledger.is_active and not self._is_batch_ready(name, items, len(items)):
-            self.note = WAITING_PREFIX + batch_bisection.batch_note(items, self._builder.signal, self._train)
-            self.note += f"; verdicts of {untrusted} are not trained on (judge.min_kappa)" if untrusted else ""
+            details = batch_bisection.batch_note(items, self._builder.signal, self._train)
+            details += f"; verdicts of {untrusted} are not trained on (judge.min_kappa)" if untrusted else ""
+            self._work = WorkNote(details, frozenset({Wait.TURNS}))
             self._idle.append(head)
             return False
         return self._train_batch(head, items)
 
-    def _practise(self, notes: dict[str, str]) -> bool:
+    def _practise(self, notes: dict[str, WorkNote]) -> bool:
         practice, keeper = self._practice, self._keeper
         batch = practice and practice.next_batch(self._idle, notes, keeper.require_lease(), keeper.clock())
         if batch:
             self._is_fixed = True
             return self._train_batch(*batch)
-        self.note, has_work = join_notes(notes), practice is not None and practice.has_work
+        has_work = practice is not None and practice.has_work
+        joined = join_notes(notes)
+        self._work = WorkNote(joined.describe()) if has_work else joined
         self._next_check *= not has_work  # there is work without a commit
         return has_work
 
     def _examine_candidate(self, candidate: Policy, head: Policy) -> bool:
         """Do the next piece of the examination. Return False if it waits. Raises `StaleLease`."""
         decided = self._examiner.examine(candidate, head)
-        self.note = self._examiner.note
+        waits = frozenset[Wait]() if self._examiner.has_worked else frozenset({Wait.GATE})
+        self._work = WorkNote(self._examiner.note, waits)
         if self._examiner.polls:
             self._next_check = 0.0
         if decided is None:
@@ -242,18 +252,18 @@ class TrainLoop:
                 return
             alone = next(iter(deaths)) if len(deaths) == 1 else None
             total = heartbeats.MAX_DEATHS if is_bisected else max(deaths.values())
-            words = f"{batch_bisection.FAILED_PREFIX}the trainer died on {number_of_turns(len(deaths), 0)}"
+            reason = batch_bisection.failure_reason(f"the trainer died on {number_of_turns(len(deaths), 0)}")
             if alone is not None:
                 if (why := self._attempts.give_up(conn, alone, total)) is None:
                     return
                 turns.mark_untrainable(conn, {alone: why})
             head = policies.head(conn, name_of_turn(conn, self._per, next(iter(deaths))))
-            policy = failed_version(head, policies.next_version(conn), words, self._clock())
+            policy = failed_version(head, policies.next_version(conn), reason, self._clock())
             uses = training_queue.next_uses(conn, policy.version, deaths)
             policies.reject(conn, lease, policy, uses, self._clock(), lease_now=self._keeper.clock())
             self._ledger.end_fatal_batch(conn, head.name, deaths)
             self._attempts.end(conn, success=False)
-        log.error("version %d: %s", policy.version, words)
+        log.error("version %d: %s", policy.version, reason)
 
     def _is_batch_ready(self, name: str, items: Sequence[JudgedTurn], usable: int) -> bool:
         if usable == 0 or self._is_fixed:
@@ -264,7 +274,7 @@ class TrainLoop:
         return max(self._clock() - min(i.verdict.at for i in items), in_queue) >= self._train.batch.max_wait
 
     def _train_batch(self, head: Policy, items: Sequence[JudgedTurn]) -> bool:
-        self.note = "making a batch"
+        self._work = WorkNote("making a batch")
         with self._store.read() as conn:
             line, version = policies.lineage(conn, head.version), policies.next_version(conn)
         any_age, replayed = self._ledger.is_active, self._ledger.replays
@@ -282,14 +292,14 @@ class TrainLoop:
         disk_space.require_space(self._root, policy_folders.folder_bytes(head.path))
         if not self._trainer.has_loaded(head):
             if damage := self._trainer.load(head):
-                self.note = f"version {head.version} is damaged: {damage}"
+                self._work = WorkNote(f"version {head.version} is damaged: {damage}")
                 return True
             self._replays.forget_unfit()
             self._began = time.perf_counter()  # a version is loaded once, and a batch like this one may be repeated
         again, replays = ([], []) if self._is_fixed else self._replays.select_replays(head, line, len(fresh))
         samples, earlier = [*batch.samples, *replays], {i.turn.id: i.earlier_uses for i in (*items, *again)}
         counts = number_of_turns(len(fresh), len({s.turn for s in samples} - fresh))
-        self.note = f"training version {version} on {counts}{self._ledger.note}"
+        self._work = WorkNote(f"training version {version} on {counts}{self._ledger.note}")
         self._attempts.begin(self._trainer.turns_at_risk(samples))
         try:
             with self._attempts.interrupted_by(OpenClawError, OSError, ValueError), disk_space.raise_disk_full():
@@ -334,26 +344,26 @@ class TrainLoop:
 
         Raises `StaleLease`, and `OpenClawError` after too many failures.
         """
-        words = f"{batch_bisection.FAILED_PREFIX}{type(error).__name__}: {error}"
-        log.error("version %d, %d samples: %s", version, len(samples), words)
-        self._reporter.report_skipped_batch(head, {s.turn: words for s in samples}, {}, self._clock())
+        reason = batch_bisection.failure_reason(f"{type(error).__name__}: {error}")
+        log.error("version %d, %d samples: %s", version, len(samples), reason)
+        self._reporter.report_skipped_batch(head, {s.turn: reason for s in samples}, {}, self._clock())
         if isinstance(error, TooLarge) and not self._ledger.is_active:
             turn = batch_bisection.longest_sample(samples)
             if turn.replay:
                 self._replays.exclude_turn(turn.turn)
                 self._next_check = 0.0  # check again at once: nothing was committed, but there is work
             else:
-                self._drop_turns({turn.turn: words})
+                self._drop_turns({turn.turn: reason})
             return
         self._consecutive_failures += (alone := len({s.turn for s in samples}) == 1)
         if self._consecutive_failures >= batch_bisection.MAX_CONSECUTIVE_FAILURES:
             failures = f"{self._consecutive_failures} turns failed one by one, so the turns are not the cause"
-            raise OpenClawError(f"training stopped: {failures}: {words}") from error
-        policy = failed_version(head, version, words, self._clock())
+            raise OpenClawError(f"training stopped: {failures}: {reason}") from error
+        policy = failed_version(head, version, reason, self._clock())
         lease, uses = self._keeper.require_lease(), make_uses(version, samples, earlier)
         with self._store.write() as conn:
             policies.reject(conn, lease, policy, uses, self._clock(), lease_now=self._keeper.clock())
-            turns.mark_untrainable(conn, {samples[0].turn: words} if alone else {})
+            turns.mark_untrainable(conn, {samples[0].turn: reason} if alone else {})
             self._ledger.end_batch(conn)
 
     def _publish_or_reject(self, step: StepOutcome, counts: Mapping[str, int]) -> None:
@@ -378,7 +388,7 @@ class TrainLoop:
         self._replays.mark_unfit(s.turn for s in step.left_out if s.replay)
         self._drop_counts.clear()
         if reason:
-            self._trainer.reject_step(reason, step.result.folder)
+            self._trainer.reject_step(reason.detail, step.result.folder)
         else:
             self._trainer.mark_loaded(policy)
             self._monitor.trust(policy)
@@ -394,7 +404,7 @@ class TrainLoop:
                 metrics |= satisfaction_metrics(conn, policies.lineage(conn, step.head.version)[: self._eval_every])
         return metrics
 
-    def _drop_turns(self, reasons: Mapping[str, str]) -> None:
+    def _drop_turns(self, reasons: Mapping[str, Reason]) -> None:
         with self._store.write() as conn:
             leases.check(conn, self._keeper.require_lease(), self._keeper.clock())
             turns.mark_untrainable(conn, reasons)

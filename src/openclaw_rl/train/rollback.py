@@ -9,15 +9,13 @@ from dataclasses import dataclass
 from sqlalchemy import Connection
 
 from openclaw_rl.errors import OpenClawError
-from openclaw_rl.store import turn_states, turns
+from openclaw_rl.store import turn_states
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lessons import removal
 from openclaw_rl.store.lineage import policies, retraining
 from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME
 from openclaw_rl.store.lineage.trained_turns import turns_of_lineage
-
-_ROLLED_BACK = "the version trained on it was rolled back"
-_PROMOTED = "a version that was not trained on it was promoted"
+from openclaw_rl.types import ReasonCode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,12 +110,13 @@ def apply_rollback(
         plan_rollback(conn, agreed.to, name=agreed.name)  # raises with the reason if there is one for this version
         raise OpenClawError(f"version {agreed.head} is no longer the head. Look at the new version, and repeat")
     now = time.time()
-    policies.roll_back(conn, to=agreed.to, reason=reason, at=now, automatic=automatic, name=agreed.name)
+    code = ReasonCode.SATISFACTION if automatic else ReasonCode.ROLLED_BACK
+    policies.roll_back(conn, to=agreed.to, reason=reason, code=code, at=now, automatic=automatic, name=agreed.name)
     retraining.replace_batches(conn, agreed.name, ())
     if learn_again:
         return 0
-    why = f"{_ROLLED_BACK} (to version {agreed.to})"
-    removal.take_back(conn, agreed.turns, why, at=now)
+    detail = f"the version trained on it was rolled back (to version {agreed.to})"
+    removal.take_back(conn, agreed.turns, detail, at=now, code=ReasonCode.ROLLED_BACK)
     return len(agreed.turns)
 
 
@@ -162,11 +161,7 @@ def _check_no_undo(conn: Connection, name: str, to: int, trained: Collection[str
     """
     if left := retraining.count_batches(conn, name):
         raise OpenClawError(f"an undo is in progress ({left} batches are left). Wait until it has ended")
-    undone = [
-        turn
-        for turn in turn_states.taken_back(conn, list(trained))
-        if (found := turns.get(conn, turn)) and not (found.reason or "").startswith((_ROLLED_BACK, _PROMOTED))
-    ]
+    undone = turn_states.taken_back(conn, list(trained), [ReasonCode.TAKEN_BACK])
     if undone:
         raise OpenClawError(
             f"version {to} was trained on {len(undone)} turns that were undone since ({undone[0]}, ...): a promotion "
@@ -188,7 +183,8 @@ def apply_promotion(conn: Connection, agreed: PromotionPlan, *, learn_again: boo
     removal.give_back(conn, {row.turn for row in turns_of_lineage(conn, agreed.to)}, at=now)
     if learn_again:
         return 0
-    removal.take_back(conn, agreed.turns, f"{_PROMOTED} (version {agreed.to})", at=now)
+    detail = f"a version that was not trained on it was promoted (version {agreed.to})"
+    removal.take_back(conn, agreed.turns, detail, at=now, code=ReasonCode.PROMOTED)
     return len(agreed.turns)
 
 

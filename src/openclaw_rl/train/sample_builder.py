@@ -15,15 +15,28 @@ from openclaw_rl.methods.types import CreditMethod, Sample, make_sample
 from openclaw_rl.render.hint import lessons_hint, with_hint
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.train.tracking import version_age
-from openclaw_rl.types import FinishReason, Ids, JudgedTurn, Kind, Message, Origin, Policy, Reply, Request, Verdict
+from openclaw_rl.types import (
+    FinishReason,
+    Ids,
+    JudgedTurn,
+    Kind,
+    Message,
+    Origin,
+    Policy,
+    Reason,
+    ReasonCode,
+    Reply,
+    Request,
+    Verdict,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleBatch:
-    """The samples that can train, and why the other turns cannot (turn id -> readable reason)."""
+    """The samples that can train, and why the other turns cannot, by turn id."""
 
     samples: list[Sample] = field(default_factory=list)
-    dropped: dict[str, str] = field(default_factory=dict)
+    dropped: dict[str, Reason] = field(default_factory=dict)
     kept_counts: Counter[str] = field(default_factory=Counter)  # over the turns that can train, by metric name
     dropped_counts: Counter[str] = field(default_factory=Counter)  # over the dropped turns, by metric name
 
@@ -61,7 +74,7 @@ class SampleBuilder:
             record_progress()
             why = stale_groups.get(item.episode.group) if item.episode is not None else None
             made = why or bounded._build_samples(item, head, line, item.turn.id in replays)
-            if not isinstance(made, str):
+            if not isinstance(made, Reason):
                 batch.samples.extend(made)
                 batch.kept_counts.update(bounded._metric_counts(item, head, line))
             else:
@@ -69,12 +82,12 @@ class SampleBuilder:
                 batch.dropped_counts.update(bounded._metric_counts(item, head, line))
         return batch
 
-    def _stale_groups(self, turns: Sequence[JudgedTurn], head: Policy, line: Collection[int]) -> dict[str, str]:
+    def _stale_groups(self, turns: Sequence[JudgedTurn], head: Policy, line: Collection[int]) -> dict[str, Reason]:
         """Return group -> why none of it trains, of the groups with a turn that is too stale or of another model.
 
         Only turns with a signal count.
         """
-        found: dict[str, str] = {}
+        found: dict[str, Reason] = {}
         for item in turns if self.signal.uses_episodes else ():
             request, reply = item.exchange.request, item.exchange.reply
             if item.episode is None or reply is None or item.episode.group in found:
@@ -83,15 +96,16 @@ class SampleBuilder:
                 continue
             why = _other_model_reason(request, head) or self._stale_reason(request, reply, line)
             if why is not None:
-                found[item.episode.group] = f"a group is trained on whole or not at all; {item.turn.id}: {why}"
+                detail = f"a group is trained on whole or not at all; {item.turn.id}: {why}"
+                found[item.episode.group] = Reason(why.code, detail)
         return found
 
     def _build_samples(
         self, item: JudgedTurn, head: Policy, line: Collection[int], replay: bool
-    ) -> Sequence[Sample] | str:
+    ) -> Sequence[Sample] | Reason:
         request, reply = item.exchange.request, item.exchange.reply
         if reply is None:
-            return "the reply is missing"
+            return Reason(ReasonCode.NO_REPLY, "the reply is missing")
         version = _oldest_version(request, reply)
         if why := _unfit_reason(request, reply, head, self._stale_reason(request, reply, line)):
             return why
@@ -118,7 +132,7 @@ class SampleBuilder:
             )
             return self._split_prompts(sample, request) if request.lessons and hinted else [sample]
         except (ValueError, RequestError) as error:  # a broken engine recorded bad values: only the turn is dropped
-            return str(error)
+            return Reason(ReasonCode.INVALID_VALUES, str(error))
 
     def _teacher_guidance(self, request: Request) -> float | None:
         """Return the guidance of the teacher: of practice, but not of contrasts, whose prompt the policy reads, too."""
@@ -126,9 +140,10 @@ class SampleBuilder:
             return None
         return self.guidance
 
-    def _no_episode_reason(self, item: JudgedTurn) -> str | None:
+    def _no_episode_reason(self, item: JudgedTurn) -> Reason | None:
         if item.episode is None:
-            return "it belongs to no episode with a known reward, and the method compares episodes"
+            detail = "it belongs to no episode with a known reward, and the method compares episodes"
+            return Reason(ReasonCode.NO_EPISODE, detail)
         return self.signal.no_credit_reason(item.episode)
 
     def _split_prompts(self, sample: Sample, request: Request) -> list[Sample]:
@@ -143,14 +158,15 @@ class SampleBuilder:
         )
         return [replace(sample, hinted_prompts=()), plain] if sample.reward is not None else [plain]
 
-    def _stale_reason(self, request: Request, reply: Reply, line: Collection[int]) -> str | None:
+    def _stale_reason(self, request: Request, reply: Reply, line: Collection[int]) -> Reason | None:
         version = _oldest_version(request, reply)
         steps = version_age(line, version)
         if request.origin is not None or steps <= self.max_staleness:  # imported turns are checked by their gap
             return None
-        return (
+        return Reason(
+            ReasonCode.TOO_STALE,
             f"too stale: answered by version {version}, {steps} versions ago "
-            f"(train.safety.max_staleness {self.max_staleness})"
+            f"(train.safety.max_staleness {self.max_staleness})",
         )
 
     def _metric_counts(self, item: JudgedTurn, head: Policy, line: Collection[int]) -> dict[str, int]:
@@ -231,20 +247,21 @@ def _oldest_version(request: Request, reply: Reply) -> int:
     return min((span.version for span in reply.spans), default=request.version)
 
 
-def _other_model_reason(request: Request, head: Policy) -> str | None:
+def _other_model_reason(request: Request, head: Policy) -> Reason | None:
     if request.identity == head.identity:
         return None
-    return (
+    return Reason(
+        ReasonCode.OTHER_MODEL,
         "its tokens belong to another model: tokenizer, chat template or base weights have changed "
-        f"(identity {request.identity[:12]}, the policy has {head.identity[:12]})"
+        f"(identity {request.identity[:12]}, the policy has {head.identity[:12]})",
     )
 
 
-def _unfit_reason(request: Request, reply: Reply, head: Policy, too_old: str | None) -> str | None:
+def _unfit_reason(request: Request, reply: Reply, head: Policy, too_old: Reason | None) -> Reason | None:
     if why := _other_model_reason(request, head) or too_old or request.sampling.untrainable_reason():
         return why
     if not reply.mask.any():
-        return "no token of the reply may train"
+        return Reason(ReasonCode.NO_TOKEN, "no token of the reply may train")
     return None
 
 
@@ -255,9 +272,11 @@ def _binary_reward(verdict: Verdict, reply: Reply) -> float | None:
     return float(verdict.score)
 
 
-def _no_signal_reason(verdict: Verdict, reply: Reply) -> str:
+def _no_signal_reason(verdict: Verdict, reply: Reply) -> Reason:
     if verdict.score and reply.finish_reason is FinishReason.LENGTH:
-        return "the reply was cut at its token limit: its score says little about its tokens, and there is no hint"
+        detail = "the reply was cut at its token limit: its score says little about its tokens, and there is no hint"
+        return Reason(ReasonCode.TRUNCATED, detail)
     if verdict.hints:
-        return "no hint could be put into the prompt (no user message, or the context is full)"
-    return "the verdict has nothing that the method can use"
+        detail = "no hint could be put into the prompt (no user message, or the context is full)"
+        return Reason(ReasonCode.HINT_UNUSABLE, detail)
+    return Reason(ReasonCode.NO_SIGNAL, "the verdict has nothing that the method can use")

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Connection
 
+from openclaw_rl.common.progress import Wait, WorkNote
 from openclaw_rl.common.statistics.sequential_test import MeanTest
 from openclaw_rl.errors import OpenClawError, StaleLease
 from openclaw_rl.settings.schema_gate import GateConfig
@@ -130,24 +131,26 @@ def _describe_scores(scores: Sequence[ScoredTurn]) -> str:
 
 def pause_reason(
     conn: Connection, head: Policy, now: float, *, settles: bool, owner: OwnerFilter | None = None
-) -> str | None:
+) -> WorkNote | None:
     """Return why no step may be taken now: training is frozen, or a rollback is too recent; None if it may.
 
     `now`: seconds since the epoch. `settles`: whether steps wait after an automatic rollback, at most a day. `owner`:
     whose turns train the policy.
     """
     if policy_marks.frozen_since(conn) is not None:
-        return "training is frozen (`openclaw-rl policies unfreeze` continues it)"
+        details = "training is frozen (`openclaw-rl policies unfreeze` continues it)"
+        return WorkNote(details, frozenset({Wait.FROZEN}))
     move = policy_marks.last_head_move(conn, head.name)
     if not settles or move is None or not move.automatic or move.to != head.version:
         return None
     count = len(newest_scores(conn, head.version, after=move.after, limit=WINDOW, owner=owner))
     if count >= SETTLING_TURNS or now - move.at > MAX_SETTLING_SECONDS:
         return None
-    return (
+    details = (
         f"{count} of {SETTLING_TURNS} scored turns since the automatic rollback to version {move.to}, with which the "
         "next version is compared"
     )
+    return WorkNote(details, frozenset({Wait.SETTLING}))
 
 
 class SatisfactionWatch:

@@ -11,7 +11,7 @@ from openclaw_rl.methods.types import Sample, StepResult
 from openclaw_rl.store import turns
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.train.tracking import drop_counts, reward_metrics, staleness_metrics
-from openclaw_rl.types import Policy, PolicyState, Use
+from openclaw_rl.types import Policy, PolicyState, Reason, ReasonCode, Use
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class StepOutcome:
         metrics |= staleness_metrics(policies.lineage(conn, self.head.version), trained)
         return metrics | drop_counts(dropped, result.metrics)
 
-    def make_policy(self, metrics: Mapping[str, float], reason: str | None, at: float) -> Policy:
+    def make_policy(self, metrics: Mapping[str, float], reason: Reason | None, at: float) -> Policy:
         """Return the version as it is stored: rejected with a reason, else live."""
         return replace(
             self.head,
@@ -63,11 +63,12 @@ class StepOutcome:
             damage=None,
             memory=self.result.memory,
             metrics=metrics,
-            reason=reason,
+            reason=reason.detail if reason else None,
+            reason_code=reason.code if reason else None,
             created_at=at,
         )
 
-    def untrainable_turns(self, reason: str | None) -> dict[str, str]:
+    def untrainable_turns(self, reason: Reason | None) -> dict[str, Reason]:
         """Return the new turns that leave the queue, each with why. `reason`: why the result is rejected."""
         found = {s.turn: self.result.dropped[s.turn] for s in self.left_out if not s.replay}
         if reason and len(self.trained_turns) == 1:
@@ -75,9 +76,9 @@ class StepOutcome:
         return found
 
 
-def alone_reason(reason: str) -> str:
+def alone_reason(reason: Reason) -> Reason:
     """Return why a turn leaves the training queue after a step on it alone was rejected for `reason`."""
-    return f"a step on it alone was rejected: {reason}"
+    return Reason(ReasonCode.REJECTED_ALONE, f"a step on it alone was rejected: {reason}")
 
 
 def make_uses(version: int, samples: Sequence[Sample], earlier_uses: Mapping[str, int]) -> list[Use]:
@@ -86,7 +87,7 @@ def make_uses(version: int, samples: Sequence[Sample], earlier_uses: Mapping[str
     return [Use(policy=version, turn=turn, number=earlier_uses[turn] + 1) for turn in turns]
 
 
-def failed_version(head: Policy, version: int, reason: str, at: float) -> Policy:
+def failed_version(head: Policy, version: int, reason: Reason, at: float) -> Policy:
     """Return the rejected version of a step that gave no weights."""
     return replace(
         head,
@@ -96,6 +97,7 @@ def failed_version(head: Policy, version: int, reason: str, at: float) -> Policy
         path=None,
         digest="",
         metrics={},
-        reason=reason,
+        reason=reason.detail,
+        reason_code=reason.code,
         created_at=at,
     )

@@ -17,14 +17,9 @@ from openclaw_rl.settings.load import TrackConfig
 from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME
 from openclaw_rl.train.checkpoints import CheckpointWriter
 from openclaw_rl.train.learning_rate import LowRateWarning
-from openclaw_rl.types import Policy, PolicyState, Verdict
+from openclaw_rl.types import Policy, PolicyState, Reason, Verdict
 
 log, _step_log = logging.getLogger(__name__), logging.getLogger("openclaw_rl.train")
-WAITING_PREFIX = "waiting for turns: "
-"""Prefix of the status note of a trainer that found too few turns."""
-TRAINER_PREFIX = "waiting for the trainer: "
-"""Prefix of the status note while no step can be taken: the service or the program that takes it is absent."""
-
 METRICS_FILE = "metrics.jsonl"
 NO_STEP_STATE = "no step"
 _WANDB_SECONDS = 15.0  # timeout of W&B's initialisation
@@ -48,15 +43,6 @@ def summary_line(policy: Policy, m: Mapping[str, float], used: int) -> str:
     parts += [form.format(m[name]) for name, form in _SUMMARY_METRICS.items() if name in m]
     line = ", ".join(parts)
     return f"{line}: rejected: {policy.reason}" if policy.reason else line
-
-
-def join_notes(notes: Mapping[str, str], most: int = 3) -> str:
-    """Return the status notes of several policies as one, each with the policy's name; that of one as it is."""
-    if len(notes) == 1:
-        return next(iter(notes.values()))
-    prefix = WAITING_PREFIX if all(note.startswith(WAITING_PREFIX) for note in notes.values()) else ""
-    named = [f"{name}: {note.removeprefix(prefix)}" for name, note in notes.items()]
-    return prefix + "; ".join(named[:most]) + (f"; and {len(named) - most} more" if len(named) > most else "")
 
 
 def number_of_turns(fresh: int, replays: int) -> str:
@@ -148,7 +134,8 @@ class MetricsTracker:
             "at": policy.created_at,
             "turns": list(turns),
         }
-        self._append_line(line | ({"reason": policy.reason} if policy.reason else {}))
+        refusal = {"reason": policy.reason, "code": policy.reason_code}
+        self._append_line(line | (refusal if policy.reason else {}))
         for name, sink in list(self._sinks.items()):
             try:
                 sink(policy.version, finite)
@@ -157,7 +144,7 @@ class MetricsTracker:
                 del self._sinks[name]
 
     def log_skipped_batch(
-        self, head: Policy, reasons: Mapping[str, str], metrics: Mapping[str, float], at: float
+        self, head: Policy, reasons: Mapping[str, Reason], metrics: Mapping[str, float], at: float
     ) -> None:
         """Log a batch that ended without a step, with a reason for each turn. Only to the file.
 
@@ -169,7 +156,8 @@ class MetricsTracker:
             "state": NO_STEP_STATE,
             "at": at,
             "turns": list(reasons),
-            "reasons": dict(reasons),
+            "reasons": {turn: reason.detail for turn, reason in reasons.items()},
+            "codes": {turn: reason.code.value for turn, reason in reasons.items()},
         }
         self._append_line(finite | line)
 
@@ -253,7 +241,7 @@ class StepReporter:
         self._low_rate_warning.add_step(metrics)
 
     def report_skipped_batch(
-        self, head: Policy, reasons: Mapping[str, str], metrics: Mapping[str, float], at: float
+        self, head: Policy, reasons: Mapping[str, Reason], metrics: Mapping[str, float], at: float
     ) -> None:
         """Track a batch without a result, with the reason of each turn."""
         if self._tracker is not None:

@@ -25,7 +25,7 @@ from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME, is_owned, name_
 from openclaw_rl.store.lineage.retraining import RepeatedBatch
 from openclaw_rl.store.lineage.trained_turns import TrainedTurn, turns_by_hint, turns_of_lineage
 from openclaw_rl.train.policy_folders import folder_bytes, has_metadata
-from openclaw_rl.types import Policy
+from openclaw_rl.types import Policy, ReasonCode
 
 SHOWN_LESSONS, SHOWN_CHARS = 20, 200  # hints that an error lists, and characters of a hint
 MIN_WORD_CHARS = 3  # letters or digits in words that select hints
@@ -308,7 +308,7 @@ def apply_undo(conn: Connection, agreed: Sequence[UndoPlan], *, reason: str) -> 
             raise OpenClawError(f"version {old.safe} is no longer the version to return to. Repeat the command")
     for plan in plans:
         if plan.undone_versions:
-            policies.roll_back(conn, to=plan.safe, reason=reason, at=now, name=plan.name)
+            policies.roll_back(conn, to=plan.safe, reason=reason, code=ReasonCode.TAKEN_BACK, at=now, name=plan.name)
             retraining.replace_batches(conn, plan.name, plan.batches)
         removal.take_back(conn, plan.turns, reason, at=now)
         data: Mapping[str, object] = {

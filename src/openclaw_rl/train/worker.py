@@ -67,7 +67,9 @@ async def run(
         try:
             await run_worker_loop(
                 loop.run_once,
-                heartbeats.heartbeat_writer(store, "train", lambda: "; ".join(filter(None, (loop.note, without)))),
+                heartbeats.heartbeat_writer(
+                    store, "train", lambda: "; ".join(filter(None, (loop.note, without))), lambda: loop.waits
+                ),
                 stop,
                 poll=config.train.poll,
                 on_stop=loop.forget_attempts,

@@ -37,7 +37,9 @@ def turn_to_json(item: StoredTurn) -> dict[str, Any]:
         **_drop_empty(_reaction_fields(item.reaction)),
         "trainable": item.kind is Kind.MAIN and turn.untrainable is None,
         "id": turn.id,
-        **_drop_empty({"untrainable": turn.untrainable, "parent": turn.parent}),
+        **_drop_empty(
+            {"untrainable": turn.untrainable, "untrainable_code": turn.untrainable_code, "parent": turn.parent}
+        ),
         **_request_fields(item.exchange.request),
         **_reply_fields(item.exchange.request, item.reply),
         **_drop_empty(
@@ -142,7 +144,7 @@ def _verdict_to_json(v: Verdict) -> dict[str, Any]:
         "score": v.score,
         "judge": v.judge,
         "at": v.at,
-        **_drop_empty({"hints": v.hints, "votes": v.votes, "reason": v.reason}),
+        **_drop_empty({"hints": v.hints, "votes": v.votes, "reason": v.reason, "reason_code": v.reason_code}),
         **({"explicit": True} if v.explicit else {}),
         **({"weight": v.weight} if v.weight != 1 else {}),
     }

@@ -95,7 +95,7 @@ def _turn_type(pa: Any) -> Any:
     outcome = {
         "reaction": pa.struct({"how": words, "source": words, "at": moment}),
         "feedback": pa.list_(pa.struct(feedback)),
-        "verdict": pa.struct(verdict | {"reason": words, "explicit": flag, "weight": moment}),
+        "verdict": pa.struct(verdict | {"reason": words, "reason_code": words, "explicit": flag, "weight": moment}),
         "dropped": pa.struct({"cause": words, "reason": words}),
     }
     tokens = {
@@ -109,7 +109,7 @@ def _turn_type(pa: Any) -> Any:
         "off_policy": flag,
     }
     place = dict.fromkeys(("id", "parent", "agent", "user", "dialect", "relation", "relation_of"), words)
-    ended = dict.fromkeys(("finish", "status", "error", "unlinked", "untrainable"), words)
+    ended = dict.fromkeys(("finish", "status", "error", "unlinked", "untrainable", "untrainable_code"), words)
     times = dict.fromkeys(("at", "first_token_at", "finished_at"), moment)
     marks = {"trainable": flag, "redacted": flag, "removed": pa.list_(words)}
     inner = {key + _JSON_SUFFIX: words for key in sorted(_UNTYPED_KEYS)}

@@ -14,7 +14,7 @@ import msgspec
 
 from openclaw_rl.common.message_hash import message_text, strip_client_text
 from openclaw_rl.store.imported_turns import DropRecord
-from openclaw_rl.types import ExchangeStatus, FinishReason, Kind, Message, Sampling, Span, Vote
+from openclaw_rl.types import ExchangeStatus, FinishReason, Kind, Message, ReasonCode, Sampling, Span, Vote
 
 MAX_NAME_LENGTH = 500
 """Maximum length of a session's name and of an id, in characters."""
@@ -35,6 +35,7 @@ class FileVerdict:
     hints: tuple[str, ...] = ()
     judge: str = "import"
     reason: str = ""
+    reason_code: ReasonCode | None = None
     explicit: bool = False
     weight: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
     votes: tuple[Vote, ...] = ()
@@ -69,6 +70,7 @@ class FileTurn:
     next_state: str | list[dict[str, Any]] | None = None  # the reaction: text, or messages
     trainable: bool | None = None
     untrainable: str | None = None  # reason why it cannot train
+    untrainable_code: ReasonCode | None = None
     redacted: bool = False  # captured without text
     removed: tuple[str, ...] = ()  # kinds of findings that `data export --redact` removed
     id: str | None = None

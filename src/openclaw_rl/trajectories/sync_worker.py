@@ -142,7 +142,7 @@ class FolderSync:
             with self._store.write(durable=False) as conn:
                 why = self._attempts.give_up(conn, own, deaths)
             if why is not None:
-                leave_out(item, why)
+                leave_out(item, why.detail)
                 continue
             yield item
             self._attempts.forget([own])
@@ -196,7 +196,7 @@ class FolderSync:
             with self._store.write(durable=False) as conn:
                 why = self._attempts.give_up(conn, name, deaths[name])
             if why is not None:
-                refuse(reading.TrajectoryEntry(file=file, place="", size=0), why)
+                refuse(reading.TrajectoryEntry(file=file, place="", size=0), why.detail)
                 return
         entries = self._harmless(name, reading.read_entries(file), lambda entry: entry.place, refuse)
         for part in ([entry] for entry in entries) if name in deaths else [entries]:

@@ -25,7 +25,6 @@ from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.store import imported_turns
 from openclaw_rl.store.imported_turns import DropRecord, ImportOutcome, ReactionRecord, TurnPosition
 from openclaw_rl.store.rows import from_row, to_json
-from openclaw_rl.store.turn_states import DropReason
 from openclaw_rl.trajectories.resolve import ResolvedTurn
 from openclaw_rl.trajectories.schema import FileTurn, FileVerdict, TrajectoryRefused
 from openclaw_rl.types import (
@@ -38,6 +37,8 @@ from openclaw_rl.types import (
     Mark,
     Mask,
     Origin,
+    Reason,
+    ReasonCode,
     Reply,
     Request,
     Span,
@@ -50,7 +51,7 @@ log = logging.getLogger("openclaw_rl.data")
 BuildProgress = Callable[[float], None]
 """Called with the share of the turns that is built."""
 _NO_TRANSIENCE = EphemeralMatcher(())
-NOT_TRAINABLE_REASON = "its trajectory says so (trainable: false)"
+NOT_TRAINABLE_REASON = Reason(ReasonCode.NOT_TRAINABLE, "its trajectory says so (trainable: false)")
 TOO_LONG_REASON = "longer than the model takes: prompt and response have {0} tokens, and it takes {1}"
 
 
@@ -231,12 +232,13 @@ class TurnBuilder:
     def _turn_place(self, planned: ResolvedTurn, tokens: _TurnTokens) -> tuple[TurnPosition, bool]:
         """Return the turn's place in its session, and whether it must be scored."""
         turn = planned.turn
-        why = turn.untrainable or (NOT_TRAINABLE_REASON if turn.trainable is False and turn.type is Kind.MAIN else None)
+        reason = _stated_reason(turn)
         limit, length = self._renderer.context_length, len(tokens.prompt_ids) + len(tokens.response_ids)
-        if why is None and tokens.origin is Origin.TEXT and limit is not None and length > limit:
-            why = TOO_LONG_REASON.format(length, limit)
+        if reason is None and tokens.origin is Origin.TEXT and limit is not None and length > limit:
+            reason = Reason(ReasonCode.TOO_LONG, TOO_LONG_REASON.format(length, limit))
         unknown = bool(np.isnan(tokens.logprobs).any()) and tokens.origin is Origin.TEXT
-        wants = unknown and why in (None, imported_turns.UNSCORED) and turn.type is Kind.MAIN
+        may_train = reason is None or reason.code is ReasonCode.UNSCORED
+        wants = unknown and may_train and turn.type is Kind.MAIN
         place = TurnPosition(
             turn=planned.id,
             session=planned.session,
@@ -245,7 +247,7 @@ class TurnBuilder:
             relation="continuation" if planned.parent and turn.id is None else turn.relation,
             relation_of=turn.relation_of,
             unlinked=turn.unlinked,
-            untrainable=why,
+            untrainable=reason,
         )
         return place, wants
 
@@ -254,7 +256,7 @@ class TurnBuilder:
         turn = planned.turn
         dropped = turn.dropped
         if turn.type is Kind.SIDE and dropped is None:
-            dropped = DropRecord(cause=DropReason.SIDE, reason="side traffic: its trajectory says so")
+            dropped = DropRecord(cause=ReasonCode.SIDE, reason="side traffic: its trajectory says so")
         return ImportOutcome(
             turn=planned.id,
             reaction=self._reaction_record(planned, now),
@@ -275,6 +277,13 @@ class TurnBuilder:
             how=found.how if found else imported_turns.IMPORTED,
             at=found.at if found and found.at else now,
         )
+
+
+def _stated_reason(turn: FileTurn) -> Reason | None:
+    """Return why the file says that a turn is not trained on, or None."""
+    if turn.untrainable:
+        return Reason(turn.untrainable_code or ReasonCode.STATED, turn.untrainable)
+    return NOT_TRAINABLE_REASON if turn.trainable is False and turn.type is Kind.MAIN else None
 
 
 def _to_verdict(turn: str, given: FileVerdict, now: float) -> Verdict:

@@ -55,6 +55,6 @@ def test_a_difference_says_what_to_do() -> None:
 def test_raw_ones_train_at_temperature_one_only() -> None:
     assert Sampling(convention="raw").untrainable_reason() is None
     assert "raw log-probabilities at temperature 0.7" in (
-        Sampling(convention="raw", temperature=0.7).untrainable_reason() or ""
+        str(Sampling(convention="raw", temperature=0.7).untrainable_reason())
     )
     assert Sampling(convention="processed", temperature=0.7).untrainable_reason() is None

@@ -24,13 +24,12 @@ from openclaw_rl.engines.remote import vllm_launch
 from openclaw_rl.engines.remote.vllm import VllmEngine
 from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.render.renderer import Renderer
-from openclaw_rl.serve.gateway import WITH_IMAGES
 from openclaw_rl.settings.load import Config, from_flat
 from openclaw_rl.store import turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.store.lineage.policy_names import start_policies
-from openclaw_rl.types import Exchange
+from openclaw_rl.types import Exchange, ReasonCode
 
 READY_SECONDS = 900.0
 TEMPERATURE = 0.7
@@ -155,7 +154,7 @@ def test_a_reply_to_an_image_is_captured_as_it_was_sampled(site: Site, folder: P
         with site.store.read() as conn:
             turn = turns.get(conn, found.request.id)
         assert turn is not None
-        assert turn.untrainable == WITH_IMAGES
+        assert turn.untrainable_code is ReasonCode.IMAGES
 
 
 def test_text_goes_as_token_ids(site: Site) -> None:

@@ -18,7 +18,6 @@ from benchmarks.in_process import Rooms
 from openclaw_rl.common.message_hash import EphemeralMatcher
 from openclaw_rl.common.policy_digest import OPTIMIZER_FILE
 from openclaw_rl.evals.everyday.person import closed_questions
-from openclaw_rl.gates.evidence import CONTRADICTION
 from openclaw_rl.learner.trainer import LocalTrainer
 from openclaw_rl.methods.registry import make_method
 from openclaw_rl.render.model_folder import ModelFiles
@@ -29,7 +28,7 @@ from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies, retraining
 from openclaw_rl.train.sample_builder import SampleBuilder
 from openclaw_rl.train.undo import apply_undo, check_safe_files, select_turns
-from openclaw_rl.types import FinishReason, Policy, PolicyState
+from openclaw_rl.types import FinishReason, Policy, PolicyState, ReasonCode
 
 MAX_TOKENS = 24
 TEMPERATURE = 0.3
@@ -129,7 +128,7 @@ def test_a_batch_that_says_the_opposite_is_refused_whole_and_turn_by_turn(walk: 
     with store.read() as conn:
         refused = [policy for policy in policies.list_all(conn) if policy.state is PolicyState.REJECTED]
     assert refused
-    assert str(refused[0].reason).startswith(CONTRADICTION)
+    assert refused[0].reason_code is ReasonCode.CONTRADICTION
     assert sorted(turns_of_version(store, refused[0].version)) == sorted(walk.poisoned)
     with store.read() as conn:
         lineage = policies.lineage(conn, policies.head(conn).version)

@@ -21,6 +21,7 @@ from openclaw_rl.learner.tinker.training_budget import USAGE_FILE, TrainingBudge
 from openclaw_rl.methods.registry import make_method
 from openclaw_rl.methods.types import BatchLogprobs, Sample
 from openclaw_rl.settings.load import Config, from_flat
+from openclaw_rl.types import ReasonCode
 
 
 def expected_gradient(config: Config, samples: list[Sample]) -> torch.Tensor:
@@ -146,7 +147,7 @@ def test_a_gradient_is_clipped_where_the_server_does_not(make: Make, sdk: Traini
 def test_what_cannot_be_computed_there_is_left_out_with_the_reason(make: Make, tmp_path: Path) -> None:
     cool = make_sample(7, 1.0, temperature=0.6)
     result = take_step(make(), tmp_path / "000001-a", [*BATCH, cool])
-    assert "temperature 0.6; Tinker computes at temperature 1" in result.dropped["t7"]
+    assert "temperature 0.6; Tinker computes at temperature 1" in result.dropped["t7"].detail
     nothing = take_step(make(), tmp_path / "000001-b", [cool])
     assert (nothing.folder, set(nothing.dropped)) == (None, {"t7"})
 
@@ -198,8 +199,8 @@ def test_without_a_gradient_there_is_no_step(make: Make, sdk: TrainingSdk, tmp_p
     same = [replace(BATCH[0], reward=None), make_sample(9, 1.0, gap=40.0)]
     result = take_step(make(**{"train.method": "binary"}), tmp_path / "000001-a", same)
     assert result.folder is None
-    assert result.dropped["t1"] == "no score and no hint that the method can use"
-    assert result.dropped["t9"].startswith("too stale")
+    assert result.dropped["t1"].code is ReasonCode.NO_SIGNAL
+    assert result.dropped["t9"].code is ReasonCode.TOO_STALE
     assert sdk.steps == []
 
 

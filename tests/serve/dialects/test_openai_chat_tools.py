@@ -74,7 +74,7 @@ def test_what_is_forced_is_not_trained_on(site: Site) -> None:
     site.script.say('{"a": 1}')
     site.client().chat.completions.create(model=MODEL, messages=[USER], response_format={"type": "json_object"})
     kept = site.last()
-    assert "a free reply is needed" in (kept.request.sampling.untrainable_reason() or "")
+    assert "a free reply is needed" in str(kept.request.sampling.untrainable_reason())
     assert kept.reply is not None
     assert kept.reply.status is ExchangeStatus.DONE
 

@@ -17,7 +17,7 @@ from openclaw_rl.settings.load import train_settings
 from openclaw_rl.store.lineage import policies, training_queue
 from openclaw_rl.store.lineage.policy_names import owner_filter, waiting_names
 from openclaw_rl.train.sample_builder import SampleBatch, SampleBuilder
-from openclaw_rl.types import JudgeInput
+from openclaw_rl.types import JudgeInput, ReasonCode
 
 
 def batch(site: Site, *, max_staleness: int = 64, line: list[int] | None = None, **settings: Any) -> SampleBatch:
@@ -91,7 +91,7 @@ def test_without_rewards_of_steps_the_verdicts_on_the_observations_count(site: S
     made = batch(site)
     assert advantages(made) == pytest.approx({turns[0][0]: 0.5, turns[1][0]: -0.5})
     silent = [turns[0][1], turns[0][2], turns[1][1]]
-    assert made.dropped == dict.fromkeys(silent, "its group gives no signal: all its rewards are equal")
+    assert {turn: why.code for turn, why in made.dropped.items()} == dict.fromkeys(silent, ReasonCode.EQUAL_REWARDS)
 
 
 def test_a_group_that_went_all_alike_trains_nothing(site: Site, open_episode: Open) -> None:
@@ -102,7 +102,7 @@ def test_a_group_that_went_all_alike_trains_nothing(site: Site, open_episode: Op
     settle(site)
     made = batch(site)
     assert made.samples == []
-    assert set(made.dropped.values()) == {"its group gives no signal: all its rewards are equal"}
+    assert {why.code for why in made.dropped.values()} == {ReasonCode.EQUAL_REWARDS}
 
 
 def test_an_episode_whose_replies_cannot_train_still_counts_in_the_mean(site: Site, open_episode: Open) -> None:
@@ -173,8 +173,10 @@ def test_a_stale_turn_takes_its_whole_group_along(site: Site, open_episode: Open
     assert len(batch(site, max_staleness=5, line=line).samples) == 4
     made = batch(site, max_staleness=4, line=line)
     assert made.samples == []
-    assert {why.partition(";")[0] for why in made.dropped.values()} == {"a group is trained on whole or not at all"}
-    assert all("too stale: answered by version 0, 5 versions ago" in why for why in made.dropped.values())
+    assert {why.detail.partition(";")[0] for why in made.dropped.values()} == {
+        "a group is trained on whole or not at all"
+    }
+    assert all("too stale: answered by version 0, 5 versions ago" in why.detail for why in made.dropped.values())
 
 
 def test_no_conversation_method_ever_sees_an_episode(site: Site, open_episode: Open) -> None:

@@ -18,11 +18,10 @@ from openclaw_rl.engines.registry import connect_engine
 from openclaw_rl.engines.remote.http_client import RequestRefused
 from openclaw_rl.errors import EngineError, EngineGone
 from openclaw_rl.protocols import ImageEngine
-from openclaw_rl.serve.gateway import WITH_IMAGES
 from openclaw_rl.serve.images import image_admission
 from openclaw_rl.store import turns
 from openclaw_rl.testing import ScriptedImageEngine
-from openclaw_rl.types import ExchangeStatus
+from openclaw_rl.types import ExchangeStatus, ReasonCode
 
 
 def png(shade: int = 1, size: tuple[int, int] = (3, 2)) -> bytes:
@@ -133,7 +132,7 @@ def test_an_image_is_recorded_by_its_digest(site: Site, path: str) -> None:
         turn = turns.get(conn, found.request.id)
         stored = conn.exec_driver_sql("SELECT messages FROM bodies").scalar_one()
     assert turn is not None
-    assert turn.untrainable == WITH_IMAGES
+    assert turn.untrainable_code is ReasonCode.IMAGES
     assert url(PNG).split(",")[1].encode() not in stored, "the bytes are not stored"
 
 

@@ -27,7 +27,7 @@ from openclaw_rl.learner.loss.length_ema import LengthEma
 from openclaw_rl.learner.loss.scored_batch import ScoredBatch
 from openclaw_rl.learner.model import state_files
 from openclaw_rl.learner.optim.optimizer import scheduled_learning_rate
-from openclaw_rl.learner.staleness import drop_stale, no_signal_reason
+from openclaw_rl.learner.staleness import drop_stale, no_signal_reason, stale_turns
 from openclaw_rl.learner.step_metrics import (
     ZERO_GRADIENT,
     EpochResult,
@@ -47,10 +47,11 @@ from openclaw_rl.settings.load import Config
 from openclaw_rl.tinker.adapter_download import LocalBase
 from openclaw_rl.tinker.service import TinkerService
 from openclaw_rl.tinker.version_file import TinkerVersion, encode_version, read_version
-from openclaw_rl.types import Logprobs, PolicyRef
+from openclaw_rl.types import Logprobs, PolicyRef, Reason, ReasonCode
 
 log = logging.getLogger(__name__)
 MIN_STEP_SCALE = 2**-8  # smallest fraction of a step, as of the local trainer
+NO_ADVANTAGE = Reason(ReasonCode.NO_SIGNAL, "every advantage of the batch is 0")
 STEP_ATTEMPTS = 3  # with a gradient of 0, which a step has that the service takes a second time
 _UNCLIPPED_NORM = "skyrl.ai/grad_norm"  # of SkyRL's server, which ignores `train.optimizer.clip_grad`
 _GRADIENT_NORMS = ("grad_norm", _UNCLIPPED_NORM)  # names in the metrics of a step at the service
@@ -62,7 +63,7 @@ class _Batch(NamedTuple):
     scored: ScoredBatch
     terms: Sequence[AnyTerm]
     members: list[int]  # samples that are in a term
-    dropped: dict[str, str]  # turn -> why it has no signal
+    dropped: dict[str, Reason]  # turn -> why it has no signal
 
 
 class _Taken(NamedTuple):
@@ -143,7 +144,7 @@ class TinkerTrainer:
         batch = self._score_batch(usable)
         batch.dropped.update(unusable)
         if not any(term.has_gradient for term in batch.terms):
-            return self._no_step_result(self._usage.metrics, _every(batch, "every advantage of the batch is 0"))
+            return self._no_step_result(self._usage.metrics, _every(batch, NO_ADVANTAGE))
         lengths = LengthEma(self._method_state, decay=self._train.loss.length_ema_decay)
         average = lengths.average_length(batch.scored.trainable_tokens(batch.members))
         gradients = compute_token_gradients(batch.scored, batch.terms, batch.members, average, self._train)
@@ -299,8 +300,7 @@ class TinkerTrainer:
         self._method_state = self._method_for(samples).update_state(samples, state)
         self._steps += 1
         self._samples_seen += len({batch.scored.samples[i].turn for i in first})
-        stale = {turn for turn, why in batch.dropped.items() if why.startswith("too stale")}
-        return {"step": float(self._steps), "dropped/stale": float(len(stale))}
+        return {"step": float(self._steps), "dropped/stale": float(len(stale_turns(batch.dropped)))}
 
     def _write_version(self, out: Path) -> None:
         """Save the checkpoints under the name of the version's folder, then write the folder."""
@@ -311,7 +311,7 @@ class TinkerTrainer:
         write_folder(out, files | adapter)
         self._state = state
 
-    def _no_step_result(self, metrics: Mapping[str, float], dropped: Mapping[str, str]) -> StepResult:
+    def _no_step_result(self, metrics: Mapping[str, float], dropped: Mapping[str, Reason]) -> StepResult:
         return StepResult(folder=None, digest="", metrics=metrics, memory=self._method_state, dropped=dropped)
 
 
@@ -319,9 +319,9 @@ def _to_tensor(logprobs: Logprobs) -> torch.Tensor:
     return torch.from_numpy(logprobs)
 
 
-def _every(batch: _Batch, why: str) -> dict[str, str]:
+def _every(batch: _Batch, reason: Reason) -> dict[str, Reason]:
     """Return why no turn of the batch was trained on."""
-    return batch.dropped | {batch.scored.samples[i].turn: why for i in batch.members}
+    return batch.dropped | {batch.scored.samples[i].turn: reason for i in batch.members}
 
 
 def _as_epoch(gradients: TokenGradients, *, norm: float) -> EpochResult:
@@ -330,8 +330,14 @@ def _as_epoch(gradients: TokenGradients, *, norm: float) -> EpochResult:
     return EpochResult(values=values, counts=loss.counts, norm=norm)
 
 
-def _split_usable(samples: Sequence[Sample]) -> tuple[list[Sample], dict[str, str]]:
+def _split_usable(samples: Sequence[Sample]) -> tuple[list[Sample], dict[str, Reason]]:
     """Return the samples that the service can compute on, and why the other turns are left out."""
-    words = "sampled at temperature {:g}; Tinker computes at temperature 1"
-    reasons = {sample.turn: words.format(sample.temperature) for sample in samples if sample.temperature != 1}
+    reasons = {
+        sample.turn: Reason(
+            ReasonCode.OTHER_TEMPERATURE,
+            f"sampled at temperature {sample.temperature:g}; Tinker computes at temperature 1",
+        )
+        for sample in samples
+        if sample.temperature != 1
+    }
     return [sample for sample in samples if sample.temperature == 1], reasons

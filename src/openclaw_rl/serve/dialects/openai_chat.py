@@ -43,7 +43,7 @@ from openclaw_rl.serve.dialects.validation import (
     take_prefix,
 )
 from openclaw_rl.store.rows import to_json
-from openclaw_rl.types import Sampling
+from openclaw_rl.types import Reason, ReasonCode, Sampling
 
 MAX_CHOICES = 16
 
@@ -78,7 +78,7 @@ class _ChatBody(OpenAIBody, kw_only=True):
 
 _decoder = msgspec.json.Decoder(_ChatBody)
 _KNOWN_KEYS = frozenset(field.name for field in msgspec.structs.fields(_ChatBody))
-NOT_STORED = "the client forbids it by store=false; the reply is kept for linking only"
+NOT_STORED = Reason(ReasonCode.NOT_STORED, "the client forbids it by store=false; the reply is kept for linking only")
 _message_decoder = msgspec.json.Decoder(dict[str, Any])
 _tools_decoder = msgspec.json.Decoder(list[dict[str, Any]] | None)
 

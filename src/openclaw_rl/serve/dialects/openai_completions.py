@@ -22,10 +22,11 @@ from openclaw_rl.serve.dialects.base import Dialect, finite_logprob, header_fiel
 from openclaw_rl.serve.dialects.openai_chat_options import read_ignored, read_keys
 from openclaw_rl.serve.dialects.validation import RequestBody, decode_json, read_kind, read_sampling
 from openclaw_rl.store.rows import to_json
+from openclaw_rl.types import Reason, ReasonCode
 
 MAX_PROMPTS, MAX_CHOICES, MAX_LOGPROBS = 64, 128, 20
 DEFAULT_MAX_TOKENS = 16  # OpenAI's default
-UNTRAINABLE = "a text completion (/v1/completions) has no conversation"
+UNTRAINABLE = Reason(ReasonCode.COMPLETION, "a text completion (/v1/completions) has no conversation")
 
 
 class _CompletionStreamOptions(msgspec.Struct):

@@ -10,8 +10,7 @@ from sqlalchemy import Connection, Row, Select, select
 
 from openclaw_rl.store import schema as t
 from openclaw_rl.store import turns
-from openclaw_rl.store.turn_states import DropReason
-from openclaw_rl.types import EpisodeStep, TurnState
+from openclaw_rl.types import TAKEN_BACK_CODES, EpisodeStep, TurnState
 
 
 def episode_steps(conn: Connection, ids: Collection[str], untrusted: Collection[str]) -> dict[str, EpisodeStep]:
@@ -64,7 +63,7 @@ def _known_rewards(conn: Connection, group: str) -> dict[str, float]:
     taken_back = (
         select(t.exchanges.c.episode)
         .join(t.turns, t.turns.c.seq == t.exchanges.c.seq)
-        .where(t.exchanges.c.episode == t.episodes.c.id, t.turns.c.cause == DropReason.TAKEN_BACK.value)
+        .where(t.exchanges.c.episode == t.episodes.c.id, t.turns.c.cause.in_(sorted(TAKEN_BACK_CODES)))
     )
     query = (
         select(t.episodes.c.id, t.episodes.c.reward)

@@ -10,8 +10,9 @@ from openclaw_rl.store import schema as t
 from openclaw_rl.store import turns
 from openclaw_rl.store.episodes.records import EpisodeGroup
 from openclaw_rl.store.rows import from_row
+from openclaw_rl.types import Reason, ReasonCode
 
-HELD_OUT = "its task is held out"
+HELD_OUT = Reason(ReasonCode.HELD_OUT, "its task is held out")
 MIN_KNOWN_REWARDS = 2
 
 
@@ -37,12 +38,15 @@ def complete_group(conn: Connection, id: str, now: float) -> bool:
     if group.split == "held_out":
         reason = HELD_OUT
     elif len(known) < MIN_KNOWN_REWARDS:
-        reason = f"its group {id} has {len(known)} known rewards of {group.size}, and {MIN_KNOWN_REWARDS} are compared"
-    conn.execute(update(t.episode_groups).where(t.episode_groups.c.id == id).values(completed_at=now, reason=reason))
+        counts = f"its group {id} has {len(known)} known rewards of {group.size}, and {MIN_KNOWN_REWARDS} are compared"
+        reason = Reason(ReasonCode.FEW_REWARDS, counts)
+    values = {"completed_at": now, "reason": reason.detail if reason else None}
+    conn.execute(update(t.episode_groups).where(t.episode_groups.c.id == id).values(values))
     for row in members:
-        why = reason if row.outcome == "done" else f"its episode is void: {row.reason or 'the environment failed'}"
-        if why is not None:
-            turns.mark_untrainable(conn, dict.fromkeys(conn.execute(_turns_of(row.id)).scalars(), why))
+        void = Reason(ReasonCode.VOID_EPISODE, f"its episode is void: {row.reason or 'the environment failed'}")
+        turn_reason = reason if row.outcome == "done" else void
+        if turn_reason is not None:
+            turns.mark_untrainable(conn, dict.fromkeys(conn.execute(_turns_of(row.id)).scalars(), turn_reason))
         else:
             own = t.turns.c.id.in_(_turns_of(row.id))
             conn.execute(update(t.turns).where(own).values(signal=turns.EPISODE_SIGNAL))

@@ -15,8 +15,8 @@ from openclaw_rl.store import schema as t
 from openclaw_rl.store.episodes.episodes import get_episode
 from openclaw_rl.store.episodes.groups import complete_group
 from openclaw_rl.store.episodes.records import Episode
-from openclaw_rl.store.turn_states import REOPENABLE_REASONS, DropReason
-from openclaw_rl.types import ExchangeStatus, Kind, TurnState, Verdict
+from openclaw_rl.store.turn_states import REOPENABLE_REASONS
+from openclaw_rl.types import ExchangeStatus, Kind, ReasonCode, TurnState, Verdict
 
 OUTCOME_JUDGE = "outcome"
 """Judge of turns that only the outcome of their episode closed; it has no opinion of them."""
@@ -36,7 +36,7 @@ def settle_episode(conn: Connection, id: str, *, at: float) -> None:
     rows = _turn_rows(conn, id)
     for row in rows:
         if row.status == ExchangeStatus.RUNNING:
-            turn_states.drop(conn, row.id, DropReason.EPISODE_ENDED, TOO_LATE, at=at)
+            turn_states.drop(conn, row.id, ReasonCode.EPISODE_ENDED, TOO_LATE, at=at)
         elif row.state == TurnState.SERVED or row.cause in REOPENABLE_REASONS:
             reactions.record_outcome(conn, row.id, at=at)
             _add_verdict(conn, row.id, row.revision + 1, at)

@@ -15,7 +15,8 @@ def list_turns(conn: Connection, episode: str) -> list[dict[str, Any]]:
     """Return the turns in the order of admission: step, state, version, numbers of tokens, and why one is not used."""
     x, turn, step = t.exchanges.c, t.turns.c, t.episode_steps.c
     query = (
-        select(turn.id, turn.kind, turn.state, turn.reason, turn.untrainable, turn.relation, turn.parent, turn.uses)
+        select(turn.id, turn.kind, turn.state, turn.reason, turn.cause, turn.untrainable, turn.untrainable_code)
+        .add_columns(turn.relation, turn.parent, turn.uses)
         .add_columns(x.status, x.version, x.finish_reason, step.step, step.reward.label("step_reward"))
         .add_columns(func.length(t.bodies.c.prompt_ids).label("prompt_bytes"))
         .add_columns(func.length(t.replies.c.response_ids).label("response_bytes"))
@@ -41,7 +42,9 @@ def list_turns(conn: Connection, episode: str) -> list[dict[str, Any]]:
             "prompt_tokens": (row.prompt_bytes or 0) // _TOKEN_BYTES,
             "response_tokens": (row.response_bytes or 0) // _TOKEN_BYTES,
             "drop_reason": row.reason,
+            "drop_code": row.cause,
             "untrainable": row.untrainable,
+            "untrainable_code": row.untrainable_code,
             "uses": row.uses,
         }
         for row in conn.execute(query)

@@ -11,7 +11,7 @@ from openclaw_rl.store import schema as t
 from openclaw_rl.store.lessons import edited_wishes, examinations, lessons
 from openclaw_rl.store.lessons.lessons import Lesson, LessonState
 from openclaw_rl.store.turns import PRACTICE_JUDGE, add_verdict, current_verdict
-from openclaw_rl.types import PolicyState, TurnState
+from openclaw_rl.types import PolicyState, ReasonCode, TurnState
 
 _FORGOTTEN = "the lesson that it practises was forgotten"
 _EDITED = "the text of the lesson that it practises was edited"
@@ -105,10 +105,12 @@ def remove_evidence(
     return gone
 
 
-def take_back(conn: Connection, turns: Sequence[str], reason: str, *, at: float) -> None:
-    """Drop the turns for good, and take them out of the lessons."""
+def take_back(
+    conn: Connection, turns: Sequence[str], reason: str, *, at: float, code: ReasonCode = ReasonCode.TAKEN_BACK
+) -> None:
+    """Drop the turns for good, and take them out of the lessons. `code`: one of `TAKEN_BACK_CODES`."""
     remove_evidence(conn, turns, at=at)
-    turn_states.take_back(conn, turns, reason, at=at)
+    turn_states.take_back(conn, turns, reason, at=at, code=code)
 
 
 def give_back(conn: Connection, used: Collection[str], *, at: float) -> None:

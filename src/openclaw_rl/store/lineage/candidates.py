@@ -16,7 +16,7 @@ from openclaw_rl.store import schema as t
 from openclaw_rl.store.lineage import policies, policy_marks
 from openclaw_rl.store.lineage.policy_names import move_head
 from openclaw_rl.store.rows import numbers_to_json, to_json
-from openclaw_rl.types import Lease, Policy, PolicyState, Use
+from openclaw_rl.types import Lease, Policy, PolicyState, Reason, Use
 
 _of_version = t.policies.c.version == bindparam("of")
 _set_live = update(t.policies).where(_of_version).values(state=PolicyState.LIVE.value, metrics=bindparam("found"))
@@ -26,7 +26,8 @@ _set_rejected = (
     .where(_of_version)
     .values(
         state=PolicyState.REJECTED.value,
-        reason=bindparam("why"),
+        reason=bindparam("new_reason"),
+        reason_code=bindparam("new_code"),
         metrics=bindparam("found"),
         path=None,
         files=to_json({}),
@@ -96,7 +97,7 @@ def reject_candidate(
     conn: Connection,
     lease: Lease,
     candidate: Policy,
-    reason: str,
+    reason: Reason,
     metrics: Mapping[str, float],
     now: float,
     *,
@@ -110,13 +111,23 @@ def reject_candidate(
     """
     leases.check(conn, lease, now if lease_now is None else lease_now)
     _require_candidate(conn, candidate)
-    conn.execute(_set_rejected, {"of": candidate.version, "why": reason, "found": numbers_to_json(metrics)})
+    values = {"new_reason": reason.detail, "new_code": reason.code, "found": numbers_to_json(metrics)}
+    conn.execute(_set_rejected, {"of": candidate.version} | values)
     policy_marks.end_canary(conn, candidate.name)
     if frees_turns:
         conn.execute(_discount_uses, {"of": candidate.version})
         conn.execute(_delete_uses, {"of": candidate.version})
-    events.append(conn, "policy.rejected", str(candidate.version), {"reason": reason}, now)
-    return replace(candidate, state=PolicyState.REJECTED, reason=reason, metrics=metrics, path=None, files={})
+    data = {"reason": reason.detail, "code": reason.code}
+    events.append(conn, "policy.rejected", str(candidate.version), data, now)
+    return replace(
+        candidate,
+        state=PolicyState.REJECTED,
+        reason=reason.detail,
+        reason_code=reason.code,
+        metrics=metrics,
+        path=None,
+        files={},
+    )
 
 
 def _check_parent(conn: Connection, policy: Policy) -> None:

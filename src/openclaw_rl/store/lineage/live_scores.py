@@ -19,11 +19,10 @@ from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME, OwnerFilter, Po
 from openclaw_rl.store.lineage.training_queue import ancestors
 from openclaw_rl.store.lineage.version_stats import untrusted_judges
 from openclaw_rl.store.rows import from_json
-from openclaw_rl.store.turn_states import DropReason
 from openclaw_rl.store.turns import VERDICT_PRECEDENCE
-from openclaw_rl.types import Kind
+from openclaw_rl.types import Kind, ReasonCode
 
-_IS_DEGENERATE = t.equals_literal(t.turns.c.cause, DropReason.DEGENERATE)
+_IS_DEGENERATE = t.equals_literal(t.turns.c.cause, ReasonCode.DEGENERATE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

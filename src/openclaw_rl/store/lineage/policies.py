@@ -24,7 +24,7 @@ from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME, head_version, m
 from openclaw_rl.store.lineage.training_queue import ancestors
 from openclaw_rl.store.rows import from_row, numbers_to_json, policy_from_row, to_json, to_row
 from openclaw_rl.store.turns import count_rows
-from openclaw_rl.types import Lease, Policy, PolicyState, Use
+from openclaw_rl.types import Lease, Policy, PolicyState, Reason, ReasonCode, Use
 
 log = logging.getLogger("openclaw_rl.store")
 SERVED_CURSOR = "served version"
@@ -38,12 +38,12 @@ _count_use = update(t.turns).where(t.turns.c.id == bindparam("used")).values(use
 _mark_rolled_back = (
     update(t.policies)
     .where(t.policies.c.version.in_(bindparam("versions", expanding=True)))
-    .values(state=PolicyState.ROLLED_BACK.value, reason=bindparam("why"))
+    .values(state=PolicyState.ROLLED_BACK.value, reason=bindparam("new_reason"), reason_code=bindparam("new_code"))
 )
 _mark_live = (
     update(t.policies)
     .where(t.policies.c.version.in_(bindparam("versions", expanding=True)))
-    .values(state=PolicyState.LIVE.value, reason=None)
+    .values(state=PolicyState.LIVE.value, reason=None, reason_code=None)
 )
 _set_files = update(t.policies).where(t.policies.c.version == bindparam("of")).values(files=bindparam("new_files"))
 _set_damage = update(t.policies).where(t.policies.c.version == bindparam("of")).values(damage=bindparam("found"))
@@ -176,11 +176,19 @@ def reject(
     """
     leases.check(conn, lease, now if lease_now is None else lease_now)
     insert_version(conn, policy, uses, PolicyState.REJECTED)
-    events.append(conn, "policy.rejected", str(policy.version), {"reason": policy.reason}, now)
+    data = {"reason": policy.reason, "code": policy.reason_code}
+    events.append(conn, "policy.rejected", str(policy.version), data, now)
 
 
 def roll_back(
-    conn: Connection, *, to: int, reason: str, at: float, automatic: bool = False, name: str = DEFAULT_NAME
+    conn: Connection,
+    *,
+    to: int,
+    reason: str,
+    code: ReasonCode = ReasonCode.ROLLED_BACK,
+    at: float,
+    automatic: bool = False,
+    name: str = DEFAULT_NAME,
 ) -> Policy:
     """Move a policy's head back to `to`, and append "policy.rolled_back".
 
@@ -191,8 +199,8 @@ def roll_back(
     if to not in line[1:]:
         raise ValueError(f"roll back to {to}: expected an ancestor of the head {line[0]}, one of {line[1:]}")
     undone = line[: line.index(to)]
-    _leave_versions(conn, name, line[0], to, undone, reason, automatic, at)
-    data = {"versions": undone, "reason": reason, "automatic": automatic}
+    _leave_versions(conn, name, line[0], to, undone, Reason(code, reason), automatic, at)
+    data = {"versions": undone, "reason": reason, "code": code, "automatic": automatic}
     events.append(conn, "policy.rolled_back", str(to), data, at)
     found = get(conn, to)
     assert found is not None, f"version {to} is in the lineage"
@@ -211,13 +219,13 @@ def promote(conn: Connection, *, to: int, reason: str, at: float) -> None:
     if found is None or to in old_line:
         raise ValueError(f"promote {to}: expected a version that is not on the lineage of the head {old_line[0]}")
     left = [version for version in old_line if version not in new_line]
-    _leave_versions(conn, name, old_line[0], to, left, reason, False, at)
+    _leave_versions(conn, name, old_line[0], to, left, Reason(ReasonCode.PROMOTED, reason), False, at)
     conn.execute(_mark_live, {"versions": [version for version in new_line if version not in old_line]})
     events.append(conn, "policy.promoted", str(to), {"versions": left, "reason": reason}, at)
 
 
 def _leave_versions(
-    conn: Connection, name: str, old: int, to: int, left: list[int], reason: str, automatic: bool, at: float
+    conn: Connection, name: str, old: int, to: int, left: list[int], reason: Reason, automatic: bool, at: float
 ) -> None:
     """Move the head from `old` to `to`, and mark the versions that are on no lineage any more as rolled back.
 
@@ -228,9 +236,11 @@ def _leave_versions(
     policy_marks.end_canary(conn, name)
     others = {version for current in set(read_heads(conn).values()) for version in lineage(conn, current)}
     gone = [version for version in left if version not in others]
-    conn.execute(_mark_rolled_back, {"versions": gone, "why": reason})
+    conn.execute(_mark_rolled_back, {"versions": gone, "new_reason": reason.detail, "new_code": reason.code})
     lessons.unlearn_versions(conn, gone, at=at)
-    policy_marks.record_head_move(conn, name, old=old, to=to, left=left, reason=reason, automatic=automatic, at=at)
+    policy_marks.record_head_move(
+        conn, name, old=old, to=to, left=left, reason=reason.detail, automatic=automatic, at=at
+    )
 
 
 # --------------------------------------------------------------------------------------------------- files on the disk
@@ -298,7 +308,8 @@ def _record_damage(conn: Connection, policy: Policy, damage: str | None, at: flo
             continue
         of = "" if name == DEFAULT_NAME else f" of the policy {name!r}"
         log.error("the head%s moves back from version %d to version %d", of, current, sound)
-        roll_back(conn, to=sound, reason=f"version {policy.version} is damaged: {damage}", at=at, name=name)
+        reason = f"version {policy.version} is damaged: {damage}"
+        roll_back(conn, to=sound, reason=reason, code=ReasonCode.DAMAGED, at=at, name=name)
 
 
 def _is_usable(policy: Policy | None) -> bool:

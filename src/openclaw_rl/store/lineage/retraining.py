@@ -11,10 +11,9 @@ from openclaw_rl.store import schema as t
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.store.lineage.training_queue import load_judged_turns
 from openclaw_rl.store.rows import from_json, to_json
-from openclaw_rl.store.turn_states import DropReason
-from openclaw_rl.types import JudgedTurn, Kind
+from openclaw_rl.types import TAKEN_BACK_CODES, JudgedTurn, Kind, ReasonCode
 
-_LEFT_OUT = (DropReason.TAKEN_BACK.value, DropReason.SET_ASIDE.value)
+_LEFT_OUT = sorted(TAKEN_BACK_CODES | {ReasonCode.SET_ASIDE, ReasonCode.DAMAGED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from openclaw_rl.store.lessons.taste_changes import NO_CHANGES, read_taste_chang
 from openclaw_rl.store.lineage.policy_names import OwnerFilter
 from openclaw_rl.store.lineage.version_stats import untrusted_judges
 from openclaw_rl.store.rows import turn_from_row
-from openclaw_rl.types import EpisodeStep, Exchange, JudgedTurn, Kind, PolicyState, TurnState, Use
+from openclaw_rl.types import EpisodeStep, Exchange, JudgedTurn, Kind, PolicyState, ReasonCode, TurnState, Use
 
 MAX_REJECTED_USES = 2
 """A turn that this many rejected candidates used is not replayed again."""
@@ -186,9 +186,11 @@ def last_rejections(conn: Connection, ids: Collection[str]) -> dict[str, tuple[i
     return {turn: (version, sizes[version]) for turn, version in found.items()}
 
 
-def refused_together(conn: Connection, ids: Collection[str], *, reason: str = "") -> set[str]:
-    """Return the turns of all rejected batches that had one of these turns. `reason`: only where it has these words."""
-    rejected = _rejected_versions().where(t.policies.c.reason.contains(reason, autoescape=True))
+def refused_together(conn: Connection, ids: Collection[str], *, code: ReasonCode | None = None) -> set[str]:
+    """Return the turns of all rejected batches that had one of these turns. `code`: of the reason; None: any."""
+    rejected = _rejected_versions()
+    if code is not None:
+        rejected = rejected.where(t.policies.c.reason_code == code.value)
     versions = select(t.uses.c.policy).where(t.uses.c.turn.in_(list(ids)), t.uses.c.policy.in_(rejected))
     return set(conn.execute(select(t.uses.c.turn).where(t.uses.c.policy.in_(versions))).scalars())
 

@@ -18,9 +18,9 @@ from tests.serve.images.test_images import png
 from openclaw_rl.environments.registry import SourceRequest, find_source
 from openclaw_rl.environments.scratch_folder import new_scratch_folder
 from openclaw_rl.environments.types import EpisodeTicket, PlayLimits
-from openclaw_rl.serve.gateway import WITH_IMAGES
 from openclaw_rl.store import turns
 from openclaw_rl.testing import ScriptedImageEngine
+from openclaw_rl.types import ReasonCode
 
 SERVER = """
 import base64, sys
@@ -102,7 +102,7 @@ def test_a_model_that_reads_images_gets_those_of_tools(
     with site.store.read() as conn:
         turn = turns.get(conn, site.last().request.id)
     assert turn is not None
-    assert turn.untrainable == WITH_IMAGES
+    assert turn.untrainable_code is ReasonCode.IMAGES
 
 
 def test_a_model_that_reads_text_gets_a_placeholder_and_that_is_said_once(
