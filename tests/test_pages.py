@@ -1,4 +1,4 @@
-"""Links between the Markdown pages of the repository, and the pages that the Makefile names."""
+"""Pages in Markdown: links between them, those that the Makefile names, and the size of the changelog."""
 
 from __future__ import annotations
 
@@ -50,3 +50,7 @@ def test_pages_that_the_makefile_writes_exist() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     pages = set(re.findall(r"docs/[\w/]+\.md", makefile))
     assert {page for page in pages if not (ROOT / page).is_file()} == NOT_WRITTEN_YET
+
+
+def test_the_changelog_is_one_page() -> None:
+    assert (ROOT / "CHANGELOG.md").stat().st_size <= 12_000
