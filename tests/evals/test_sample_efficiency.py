@@ -20,6 +20,8 @@ from openclaw_rl.settings.load import from_flat
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies
 
+pytestmark = pytest.mark.system
+
 
 def setting(**changes: Any) -> Setting:
     values: dict[str, Any] = {
