@@ -47,8 +47,8 @@ demo: $(STAMP)
 	$(BIN)/python -m openclaw_rl.evals.everyday.demo --out demo-out --model $(MODEL)
 endif
 
-learn-real: $(STAMP)  ## five everyday tastes on SmolLM2, two people each, measured; writes docs/real_model.md (a night of processor time)
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.learn_real --out runs/learn-real --doc docs/real_model.md
+learn-real: $(STAMP)  ## five everyday tastes on SmolLM2, two people each, measured; writes docs/results/real_model.md (a night of processor time)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.learn_real --out runs/learn-real --doc docs/results/real_model.md
 
 test-real: $(STAMP)  ## the whole loop on SmolLM2, a real model of 135M parameters (ten minutes)
 	$(BIN)/python -m pytest tests/external/real
@@ -84,20 +84,20 @@ $(OPENCLAW_ENV)/.installed:
 test-openclaw: $(STAMP) $(OPENCLAW_ENV)/.installed  ## the real OpenClaw talks through the real gateway, without and with the plug-in (three to five minutes)
 	$(BIN)/python -m pytest tests/external/openclaw --openclaw-env $(OPENCLAW_ENV)
 
-learn: $(STAMP)  ## five tastes x three methods, measured; writes docs/learning.md (about half an hour)
+learn: $(STAMP)  ## five tastes x three methods, measured; writes docs/results/learning.md (about half an hour)
 	$(BIN)/python -m benchmarks.taste_benchmark --out runs/learn
 
-learn-rate: $(STAMP)  ## reactions of one person until satisfied, with and without practice and lessons; writes docs/sample_efficiency.md (about an hour)
-	$(BIN)/python -m benchmarks.sample_efficiency --out runs/learn-rate --doc docs/sample_efficiency.md
+learn-rate: $(STAMP)  ## reactions of one person until satisfied, with and without practice and lessons; writes docs/results/sample_efficiency.md (about an hour)
+	$(BIN)/python -m benchmarks.sample_efficiency --out runs/learn-rate --doc docs/results/sample_efficiency.md
 
-learn-protocol: $(STAMP)  ## sessions until three people are satisfied, by method and without training; updates docs/personalisation.md (a quarter of an hour)
-	$(BIN)/python -m benchmarks.personalisation --out runs/learn-protocol --doc docs/personalisation.md
+learn-protocol: $(STAMP)  ## sessions until three people are satisfied, by method and without training; updates docs/results/personalisation.md (a quarter of an hour)
+	$(BIN)/python -m benchmarks.personalisation --out runs/learn-protocol --doc docs/results/personalisation.md
 
-learn-days: $(STAMP)  ## thirty simulated days of three people and two drifts, with and without the gate; updates docs/thirty_days.md (about two hours)
-	taskset -c 0 env OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.thirty_days --out runs/learn-days --doc docs/thirty_days.md
+learn-days: $(STAMP)  ## thirty simulated days of three people and two drifts, with and without the gate; updates docs/results/thirty_days.md (about two hours)
+	taskset -c 0 env OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.thirty_days --out runs/learn-days --doc docs/results/thirty_days.md
 
-gate-trial: $(STAMP)  ## poisoned batches and honest versions, with the default gate and the strict one; updates docs/gate_trial.md (about a quarter of an hour)
-	taskset -c 0 env OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.gate_trial --set gate.budget=0 --out runs/gate-trial --doc docs/gate_trial.md
+gate-trial: $(STAMP)  ## poisoned batches and honest versions, with the default gate and the strict one; updates docs/results/gate_trial.md (about a quarter of an hour)
+	taskset -c 0 env OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.gate_trial --set gate.budget=0 --out runs/gate-trial --doc docs/results/gate_trial.md
 
 check: $(STAMP)  ## lint, format, strict types; the import order is among the tests
 	$(BIN)/ruff check src tests benchmarks docs examples recipes slime
@@ -133,9 +133,9 @@ fuzz: $(STAMP)  ## ten thousand requests that nobody should send, over all route
 # Not in the dev extra: it is needed here alone. Without it, the faults of the clock are left out.
 KILLS ?= 6
 EACH ?= 1
-faults: $(STAMP)  ## kills, hangs, full disks, damage, clocks and attacks under load; writes docs/faults.md (some minutes; hours by choice)
+faults: $(STAMP)  ## kills, hangs, full disks, damage, clocks and attacks under load; writes docs/results/faults.md (some minutes; hours by choice)
 	-$(BIN)/pip install -q libfaketime
-	$(BIN)/python -m benchmarks.faults --kills $(KILLS) --each $(EACH) --docs docs/faults.md $(FAULTS)
+	$(BIN)/python -m benchmarks.faults --kills $(KILLS) --each $(EACH) --docs docs/results/faults.md $(FAULTS)
 
 # Their own environment: agents and what they need, but neither torch nor a model (lm-eval needs them only without an API).
 CLIENTS := hypothesis "langchain-openai>=1.7,<2" "mini-swe-agent>=2.4,<3" mcp "smolagents>=1.26,<2" "dspy>=3.4,<4" \

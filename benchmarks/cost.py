@@ -24,7 +24,7 @@ from openclaw_rl.learner.forward.packing import TokenSequence
 from openclaw_rl.methods.registry import make_method
 from openclaw_rl.settings.load import train_settings, trainer_variables
 
-PAGE = Path(__file__).parent.parent / "docs" / "performance.md"
+PAGE = Path(__file__).parent.parent / "docs" / "results" / "performance.md"
 VOCABULARY = 4096
 MODEL = {
     "vocab_size": VOCABULARY,
@@ -51,7 +51,7 @@ Measured by `make bench` (`benchmarks/cost.py`) on a CPU, one thread, with a sma
 vocabulary of 4,096). One step is everything that the local trainer does for a batch: scoring under the policy and the
 frozen base, forward and backward passes, the optimizer, scoring under the new policy, and writing its folder. Tokens
 are those of the batch's prefix tree, which holds a shared prefix once. Memory is the growth of the process's peak. For
-GPUs see [GPU](guides/gpu.md).
+GPUs see [GPU](../guides/gpu.md).
 
 ## More conversations
 

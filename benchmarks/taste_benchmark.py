@@ -178,7 +178,7 @@ def plan(seed: int) -> Iterator[tuple[Taste, str, int]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Five tastes x three methods, measured on the real system.")
     parser.add_argument("--out", type=Path, default=Path("runs/learn"))
-    parser.add_argument("--doc", type=Path, default=Path("docs/learning.md"))
+    parser.add_argument("--doc", type=Path, default=Path("docs/results/learning.md"))
     parser.add_argument("--seed", type=bounded_int(0, LARGEST_SEED), default=1)
     parser.add_argument("--set", dest="sets", type=setting_argument, metavar="KEY=VALUE", action="append", default=[])
     parser.add_argument("--only", help="taste or method, or taste/method")

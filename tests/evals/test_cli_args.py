@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.system
+
 ROOT = Path(__file__).parents[2]
 TASTE, RATE = "benchmarks.taste_benchmark", "benchmarks.sample_efficiency"
 

@@ -16,6 +16,8 @@ from benchmarks.ideal_assistant import IdealMonth
 from benchmarks.thirty_days import drift_argument
 from benchmarks.thirty_days_report import Day, Month
 
+pytestmark = pytest.mark.system
+
 
 def phase_of(*states: str, failed: int = 0) -> Phase:
     return Phase(states=states, reasons=(), figures=(), trained_turns=0, replies=8, failed=failed, seconds=30.0)

@@ -12,6 +12,8 @@ from benchmarks import personalisation_report
 from benchmarks.personalisation import ProtocolCell, ProtocolRunner, arguments
 from benchmarks.personalisation_report import FirstReplies, ProtocolRun
 
+pytestmark = pytest.mark.system
+
 
 def run_of(arm: str, seed: int, satisfied: str, after: float) -> ProtocolRun:
     return ProtocolRun(

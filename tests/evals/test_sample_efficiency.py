@@ -20,6 +20,8 @@ from openclaw_rl.settings.load import from_flat
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies
 
+pytestmark = pytest.mark.system
+
 
 def setting(**changes: Any) -> Setting:
     values: dict[str, Any] = {
@@ -149,7 +151,7 @@ def test_a_part_replaces_its_section_and_no_other(tmp_path: Path) -> None:
 
 
 def test_the_page_has_a_section_for_each_part() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "sample_efficiency.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "results" / "sample_efficiency.md").read_text(encoding="utf-8")
     for part in sample_efficiency.PARTS:
         assert page.count(f"<!-- begin: {part} -->") == page.count(f"<!-- end: {part} -->") == 1
 

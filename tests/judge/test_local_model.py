@@ -24,6 +24,8 @@ from openclaw_rl.supervisor.supervisor import Supervisor, prepare_home, with_req
 from openclaw_rl.testing import ScriptedEngine
 from openclaw_rl.types import Verdict
 
+pytestmark = pytest.mark.system
+
 RENDERER = Renderer(ModelFiles.from_path(STARTER))
 OWN = {"judge.kind": "llm", "judge.path": STARTER}
 

@@ -20,6 +20,8 @@ from openclaw_rl.learner.trainer import LocalTrainer
 from openclaw_rl.methods.registry import make_method
 from openclaw_rl.settings.load import ModelConfig, train_settings
 
+pytestmark = pytest.mark.system
+
 BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
 
 

@@ -17,6 +17,8 @@ from openclaw_rl.methods.binary import BinaryMethod
 from openclaw_rl.methods.opd import OpdMethod
 from openclaw_rl.methods.types import BatchLogprobs, CreditMethod, Sample
 
+pytestmark = pytest.mark.system
+
 BOUNDS = LossConfig(clip_low=0.8, clip_high=1.28, dual_clip=3.0, token_ratio_min=0.5, token_ratio_max=5.0)
 PROMPT = np.zeros(1, np.int32)
 

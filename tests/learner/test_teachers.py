@@ -21,6 +21,8 @@ from openclaw_rl.learner.forward.packing import TokenSequence
 from openclaw_rl.learner.trainer import LocalTrainer
 from openclaw_rl.methods.types import Sample
 
+pytestmark = pytest.mark.system
+
 Make = Callable[..., LocalTrainer]
 Draw = Callable[..., list[Sample]]
 WIDE = {"max_gap": 99.0, "max_batch_gap": 99.0, "max_step_kl": 1e9}

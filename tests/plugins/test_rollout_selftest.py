@@ -10,6 +10,8 @@ from tests.system.test_words import run as command
 
 from openclaw_rl import inspect_sessions
 
+pytestmark = pytest.mark.system
+
 
 def test_conversations_become_trajectories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With debug lines of every process that takes part."""

@@ -16,6 +16,8 @@ from openclaw_rl.store.db import Store
 from openclaw_rl.store.lessons import lessons, practice_turns
 from openclaw_rl.store.lineage import policies
 
+pytestmark = pytest.mark.system
+
 Fill = Callable[..., list[str]]
 CHILD = """
 import os, signal, sys, time

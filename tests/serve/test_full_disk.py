@@ -20,6 +20,8 @@ from openclaw_rl.serve import group_commit
 from openclaw_rl.store.db import Store
 from openclaw_rl.types import ExchangeStatus
 
+pytestmark = pytest.mark.system
+
 BODY = {"model": "openclaw", "messages": [USER]}
 
 

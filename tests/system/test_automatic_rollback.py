@@ -6,6 +6,7 @@ import json
 import threading
 from pathlib import Path
 
+import pytest
 from sqlalchemy import Connection
 from tests.system.test_parked import readiness, talk, wait_for
 from tests.system.test_words import run
@@ -17,6 +18,8 @@ from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies, policy_marks
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, post_json, scratch_config
 from openclaw_rl.types import PolicyState
+
+pytestmark = pytest.mark.system
 
 SETTINGS = {"train.method": "binary", "train.batch.min_turns": 8, "train.batch.max_turns": 8}
 FIRST_DISLIKED = 3

@@ -15,6 +15,8 @@ from tests.system.test_words import run
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, post_json, scratch_config
 from openclaw_rl.supervisor.supervisor import is_home_locked
 
+pytestmark = pytest.mark.system
+
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "one_turn.py"
 
 

@@ -58,6 +58,8 @@ from openclaw_rl.train.sample_builder import SampleBuilder
 from openclaw_rl.train.tracking import MetricsTracker
 from openclaw_rl.types import JudgeInput, PolicyState, Sampling, TurnState, Verdict
 
+pytestmark = pytest.mark.system
+
 __all__ = ["builder", "draw", "fill", "judged", "renderer", "store", "tiny"]
 LLM = {"judge.kind": "llm", "judge.model": "grader", "judge.timeout": 10.0}
 COLLAPSED = "scores collapsed near the middle"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from tests.system.test_parked import readiness, talk, wait_for
 from tests.system.test_words import run
 
@@ -13,6 +14,8 @@ from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, post_json, scratch_config
 from openclaw_rl.types import Policy, PolicyState
+
+pytestmark = pytest.mark.system
 
 SETTINGS = {"train.method": "binary", "train.batch.min_turns": 1, "train.batch.max_turns": 1}
 

@@ -16,6 +16,8 @@ from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, post_json
 
+pytestmark = pytest.mark.system
+
 ARCHIVE = Path(__file__).with_name("home_0_1.tar.xz")
 STARTER = Path(__file__).with_name("starter_0_1.tar.xz")
 """The starter of that version: a home belongs to the weights that it was made with."""

@@ -21,6 +21,8 @@ from openclaw_rl.store.db import Store
 from openclaw_rl.store.episodes import episodes
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_config
 
+pytestmark = pytest.mark.system
+
 AGENT = """
 import json, os, subprocess, sys, time, urllib.request
 

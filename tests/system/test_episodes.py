@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.system.test_parked import wait_for
 
 from openclaw_rl.store import heartbeats
@@ -22,6 +23,8 @@ from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_config
 from openclaw_rl.supervisor.supervisor import read_key
+
+pytestmark = pytest.mark.system
 
 SIZE, STEPS, KILLS = 4, 2, 12
 SETTINGS = {"train.method": "groups", "train.batch.max_groups": 2, "gate.kind": "numbers", "run.max_crashes": 50}

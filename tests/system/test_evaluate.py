@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from aiohttp import web
 from tests.judge.endpoint import Answer, completion, serving, vote
 from tests.system.test_damaged_weights import rows, teach, trained_turns
@@ -22,6 +23,8 @@ from openclaw_rl.common.sockets import free_port
 from openclaw_rl.settings.load import Config, foreign_environment
 from openclaw_rl.store.db import Store
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_config
+
+pytestmark = pytest.mark.system
 
 Outcome = tuple[int, str, str]  # exit code, stdout, stderr
 

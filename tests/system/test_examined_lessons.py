@@ -6,6 +6,7 @@ import json
 import urllib.request
 from pathlib import Path
 
+import pytest
 import yaml
 from tests.system.test_parked import wait_for
 from tests.system.test_words import run
@@ -15,6 +16,8 @@ from openclaw_rl.settings.load import Config
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lessons import examinations
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_config
+
+pytestmark = pytest.mark.system
 
 UNKNOWN_WORDS = "Отвечай по-клингонски: nuqneH, Duj, puchpa'! Ελληνικά, български, עברית, ไทย."
 QUESTION = {"role": "user", "content": "What is the capital of France?"}

@@ -7,6 +7,7 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
 from benchmarks.in_process import Rooms
 
 from openclaw_rl.evals.toy_world import Question, draw_question, held_out_questions, is_correct
@@ -14,6 +15,8 @@ from openclaw_rl.settings.load import from_flat
 from openclaw_rl.store import exchanges
 from openclaw_rl.store.lessons import lessons
 from openclaw_rl.store.lessons.lessons import LessonState
+
+pytestmark = pytest.mark.system
 
 # The starter was never trained to follow hints about facts: it follows about one in ten, and this one. Of all 708
 # questions of the toy world, it answers only this one wrong at temperature 0.

@@ -11,6 +11,8 @@ from benchmarks.faults.live_system import PROCESSES
 from benchmarks.faults.plans import FaultOptions, PlanFolders, process_plan
 from benchmarks.faults.runner import run_plan
 
+pytestmark = pytest.mark.system
+
 RECOVERY_LIMIT = 120.0  # seconds, on a busy machine
 
 

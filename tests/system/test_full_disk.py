@@ -26,6 +26,8 @@ from openclaw_rl.store.lineage import policies
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, post_json, scratch_config
 from openclaw_rl.types import ExchangeStatus
 
+pytestmark = pytest.mark.system
+
 PERIOD = float(os.environ.get("FULL_DISK_SECONDS", "10"))  # seconds for which the disk stays full
 RECOVERY = 10.0  # seconds until everything works again
 WORKERS = ("engine", "gateway", "collect", "judge", "train", "data")

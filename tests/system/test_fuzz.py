@@ -20,6 +20,8 @@ from openclaw_rl.store import heartbeats
 from openclaw_rl.store.db import Store
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_config
 
+pytestmark = pytest.mark.system
+
 CLIENTS = 16
 HANG = 60.0  # seconds
 

@@ -14,6 +14,8 @@ from openclaw_rl.store.db import Store
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_config
 from openclaw_rl.types import ExchangeStatus
 
+pytestmark = pytest.mark.system
+
 SCRIPT = Path(__file__).parent / "js"
 
 

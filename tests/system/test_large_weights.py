@@ -19,7 +19,7 @@ from openclaw_rl.store.db import Store
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, post_json, scratch_config
 from openclaw_rl.supervisor.supervisor import prepare_home
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 SIZE = 24 * 2**30
 """Bytes of weights: those of a model of 12 billion parameters in 16 bits."""
 SMALLER_SIZE = 4 * 2**30

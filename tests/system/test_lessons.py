@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from tests.system.test_parked import wait_for
 from tests.system.test_words import run
 
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, post_json, scratch_config
+
+pytestmark = pytest.mark.system
 
 QUESTION = {"role": "user", "content": "What is the capital of France?"}
 

@@ -18,6 +18,8 @@ from openclaw_rl.store import heartbeats
 from openclaw_rl.store.db import Store
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_config
 
+pytestmark = pytest.mark.system
+
 LOAD = 20
 LIMIT = 8.0  # seconds; `run.heartbeat_timeout`, so that a slow pass under this load would exceed it by the clock
 SETTINGS: dict[str, Any] = {

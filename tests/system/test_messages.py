@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import anthropic
+import pytest
 from transformers import AutoTokenizer
 
 from openclaw_rl.render.model_folder import ModelFiles
@@ -15,6 +16,8 @@ from openclaw_rl.store import exchanges, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_config
 from openclaw_rl.types import Reaction
+
+pytestmark = pytest.mark.system
 
 WORDS = ["What is the capital of France?", "Thanks, that is what I wanted.", "And of Italy?"]
 NOTE = {"type": "text", "text": "<system-reminder>\nBe kind.\n</system-reminder>"}

@@ -17,6 +17,8 @@ from openclaw_rl.store.lineage import policies
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, post_json, scratch_config
 from openclaw_rl.types import Policy
 
+pytestmark = pytest.mark.system
+
 SETTINGS = {"train.batch.min_turns": 1, "train.batch.max_turns": 2}
 
 

@@ -19,6 +19,8 @@ from openclaw_rl.store.lineage import policies
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, post_json, scratch_config
 from openclaw_rl.types import ReasonCode
 
+pytestmark = pytest.mark.system
+
 WITHIN = 300.0  # seconds; a quiet machine needs a tenth
 GOOD_REWARD = """
 class Mine:

@@ -11,6 +11,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.system.test_parked import wait_for
 
 from openclaw_rl.settings.load import Config
@@ -21,6 +22,8 @@ from openclaw_rl.store.lessons.lessons import Lesson, LessonState
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, post_json, scratch_config
 from openclaw_rl.types import PolicyState
+
+pytestmark = pytest.mark.system
 
 KILLS = 8
 SETTINGS: dict[str, Any] = {

@@ -17,6 +17,8 @@ from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_config
 
+pytestmark = pytest.mark.system
+
 WITHIN = 240.0  # seconds; a quiet machine needs a tenth
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import openai
+import pytest
 from transformers import AutoTokenizer
 
 from openclaw_rl.render.model_folder import ModelFiles
@@ -16,6 +17,8 @@ from openclaw_rl.store import exchanges, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_config
 from openclaw_rl.types import Exchange, Turn
+
+pytestmark = pytest.mark.system
 
 WORDS = ["What is the capital of France?", "Thanks, that is what I wanted.", "And of Italy?"]
 _T = TypeVar("_T")

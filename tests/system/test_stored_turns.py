@@ -24,6 +24,8 @@ from openclaw_rl.store.schema import exchanges as exchange_table
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_config
 from openclaw_rl.types import Exchange, ExchangeStatus, Policy
 
+pytestmark = pytest.mark.system
+
 SECONDS = 12.0
 PATIENCE = 90.0  # seconds more that the first versions may take
 

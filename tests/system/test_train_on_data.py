@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from tests.system.test_words import run
 
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.train.checkpoints import steps_taken
+
+pytestmark = pytest.mark.system
 
 PRAISE = "Perfect, thank you! Exactly what I wanted."
 

@@ -40,6 +40,8 @@ from openclaw_rl.supervisor.supervisor import Supervisor, prepare_home
 from openclaw_rl.train.tracking import MetricsTracker
 from openclaw_rl.types import Policy, PolicyState, Vote
 
+pytestmark = pytest.mark.system
+
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "troubles.md").read_text(encoding="utf-8")
 NOW = 1000.0  # seconds; the world's turns were judged at 13
 

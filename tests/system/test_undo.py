@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.system.test_damaged_weights import SETTINGS, rows, teach, trained_turns
 from tests.system.test_parked import readiness, wait_for
 from tests.system.test_words import run
@@ -15,6 +16,8 @@ from openclaw_rl.settings.load import Config
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, post_json, scratch_config
+
+pytestmark = pytest.mark.system
 
 VERSIONS = 5
 

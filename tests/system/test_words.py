@@ -14,6 +14,8 @@ import pytest
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies
 
+pytestmark = pytest.mark.system
+
 REWARD_PLUGIN = str(Path(__file__).parents[2] / "examples" / "plugins" / "custom_rm.py")
 
 

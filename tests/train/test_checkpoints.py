@@ -32,6 +32,8 @@ from openclaw_rl.train.orchestrator import TrainLoop
 from openclaw_rl.train.sample_builder import SampleBuilder
 from openclaw_rl.types import Policy
 
+pytestmark = pytest.mark.system
+
 Fill = Callable[..., list[str]]
 SHAPE = {"rank": 1, "alpha": 1}  # of the scripted trainer's adapters
 

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from openclaw_rl.common.steady_clock import boot_seconds
 from openclaw_rl.settings.load import train_settings
 from openclaw_rl.store.db import Store
@@ -18,6 +20,8 @@ from openclaw_rl.store.lineage import policies, training_queue
 from openclaw_rl.testing import ScriptedTrainer
 from openclaw_rl.train.orchestrator import TrainLoop
 from openclaw_rl.train.sample_builder import SampleBuilder
+
+pytestmark = pytest.mark.system
 
 TTL = 1.0
 CHILD = """

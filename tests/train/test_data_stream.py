@@ -27,6 +27,8 @@ from openclaw_rl.store import turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.train.sample_builder import SampleBuilder
 
+pytestmark = pytest.mark.system
+
 Fill = Callable[..., list[str]]
 WRONG_ANSWERS: list[tuple[Any, str]] = [
     ({"done": {"id": 7}}, "batch 7 is not the one that waits"),

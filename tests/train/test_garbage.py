@@ -22,6 +22,8 @@ from openclaw_rl.methods.types import Sample
 from openclaw_rl.settings.load import train_settings
 from openclaw_rl.types import EpisodeStep
 
+pytestmark = pytest.mark.system
+
 WHOLE = "repeated tokens, always praised"
 """This stream, which goes furthest without the bounds, runs for as long as in the benchmark; the others for ten steps.
 

@@ -21,6 +21,8 @@ from openclaw_rl.train.orchestrator import TrainLoop
 from openclaw_rl.train.sample_builder import SampleBuilder
 from openclaw_rl.train.tracking import MetricsTracker
 
+pytestmark = pytest.mark.system
+
 TrainSteps = Callable[..., dict[str, Diagnosis]]
 
 

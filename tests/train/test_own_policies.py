@@ -36,6 +36,8 @@ from openclaw_rl.train.sample_builder import SampleBuilder
 from openclaw_rl.train.undo import apply_undo, check_safe_files, select_turns
 from openclaw_rl.types import JudgedTurn, PolicyState
 
+pytestmark = pytest.mark.system
+
 LOOSE = {  # the log-probabilities of the turns are invented
     "method": "combine",
     "safety.max_turn_log_ratio": 99,

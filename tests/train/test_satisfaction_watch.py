@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from benchmarks.watch_trial import BATCH, SimulatedPolicy, daily_satisfaction, false_alarms, turns_until_found
 
 from openclaw_rl.store.lineage.live_scores import ScoredTurn
 from openclaw_rl.train.satisfaction_watch import find_fall
+
+pytestmark = pytest.mark.system
 
 
 def test_a_poisoned_version_is_rolled_back_within_a_batch_of_live_turns() -> None:

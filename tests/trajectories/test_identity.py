@@ -16,6 +16,8 @@ from openclaw_rl.store import sessions
 from openclaw_rl.trajectories import files as reading
 from openclaw_rl.trajectories.operations import check_files, export_sessions, save_session
 
+pytestmark = pytest.mark.system
+
 
 def again(folder: Path, home: Home) -> Home:
     """A new home with what the first one exports."""

@@ -22,6 +22,8 @@ from openclaw_rl.errors import EngineError
 from openclaw_rl.settings.load import Config, to_environment
 from openclaw_rl.types import Generation, PolicyRef, Sampling
 
+pytestmark = pytest.mark.system
+
 ROOT = Path(__file__).parents[3]
 LAUNCH = """
 import sys, time, yaml

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.system
+
 PROGRAM = """
 import json, sys, time, torch
 from openclaw_rl.settings.load import from_flat

@@ -37,6 +37,8 @@ from openclaw_rl.train.ranks.launcher import RankedTrainer, launch_trainer
 from openclaw_rl.train.ranks.processes import RankProcesses
 from openclaw_rl.train.ranks.rpc import RpcListener
 
+pytestmark = pytest.mark.system
+
 Draw = Callable[..., list[Sample]]
 SETTINGS: dict[str, Any] = {
     "model.dtype": "float64",

@@ -19,7 +19,10 @@ Make = Callable[..., LocalTrainer]
 Draw = Callable[..., list[Sample]]
 
 # Of torch about itself, where a compiled piece takes up what an uncompiled one gave.
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
+]
 
 
 @pytest.fixture(autouse=True)
