@@ -1,4 +1,4 @@
-"""The budget of practice: its hours, steps for each word, refused steps, and seconds of each hour."""
+"""The budget of practice: its hours, its steps for each lesson, refused steps, and seconds of each hour."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ from openclaw_rl.store.lessons.lessons import LessonState
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.types import Policy
 
-WORDS_FOR_ALL_STEPS = 3
+WEIGHT_FOR_ALL_STEPS = 3
 """Weight of a lesson from which all steps are taken: one word may be a mistake, which is not learned to the end."""
 MAX_REFUSALS = 3
 """Refused steps in a row after which practice waits for new words."""
-STALLED_STEPS, COMPARED_STEPS = 8, 4
-"""Practice waits for new words if, after so many steps, the divergences of the newest ones are not below those of the
-first ones. What the policy does not come nearer to only moves it away from right answers."""
+STALLED_STEPS = 8
+"""Steps after which practice waits for new words if the policy has come no nearer to the lesson.
+
+Further steps would only move it away from right answers."""
+COMPARED_STEPS = 4
+"""How many of the newest and of the first divergences are compared for it."""
 
 
 def waiting_reason(conn: Connection, settings: PracticeConfig, plan: PracticePlan, head: Policy, now: float) -> str:
@@ -38,30 +41,35 @@ def _missing_words(conn: Connection, settings: PracticeConfig, plan: PracticePla
     The divergence of a learned lesson is measured whatever was practised: that takes one step now and then.
     """
     ids = [lesson.id for lesson in plan.targets]
-    last_word = max(lesson.reinforced_at for lesson in plan.targets)
-    steps = practice_turns.steps_on_people(conn, head.name, since=last_word)
+    last_word_at = max(lesson.reinforced_at for lesson in plan.targets)
+    steps_on_people = practice_turns.steps_on_people(conn, head.name, since=last_word_at)
     is_measured = all(lesson.state is LessonState.LEARNED for lesson in plan.targets)
-    words = max(1.0, *(lesson.weight for lesson in plan.targets))
-    share = min(1.0, words / WORDS_FOR_ALL_STEPS)
-    allowed = share * settings.step_limit * (2.0 - 0.5 ** len(steps))
-    done = practice_turns.count_turns(conn, ids, since=last_word) / settings.replies
-    if not is_measured and done >= allowed:
+    weight = max(1.0, *(lesson.weight for lesson in plan.targets))
+    share = min(1.0, weight / WEIGHT_FOR_ALL_STEPS)
+    # Each step on people's turns allows half as many more as the one before.
+    allowed = share * settings.step_limit * (2.0 - 0.5 ** len(steps_on_people))
+    taken = practice_turns.count_turns(conn, ids, since=last_word_at) / settings.replies
+    if not is_measured and taken >= allowed:
         limit = f"{share:.0%} of practice.step_limit {settings.step_limit} are taken"
-        more = f", and those that {len(steps)} steps on the person's turns allowed" if steps else ""
-        return f"new words of the person: {limit}{more}"
-    if practice_turns.is_refused(conn, ids, since=max([last_word, *steps]), times=MAX_REFUSALS):
+        if steps_on_people:
+            limit += f", and those that {len(steps_on_people)} steps on the person's turns allowed"
+        return f"new words of the person: {limit}"
+    since = max([last_word_at, *steps_on_people])
+    if practice_turns.is_refused(conn, ids, since=since, times=MAX_REFUSALS):
         return f"new words of the person: {MAX_REFUSALS} steps were refused"
-    if not is_measured and _is_stalled(conn, plan, head, max([last_word, *steps])):
+    if not is_measured and _is_stalled(conn, plan, head, since):
         return "new words of the person: the steps since the last ones brought the weights no nearer to the lesson"
     return ""
 
 
 def _is_stalled(conn: Connection, plan: PracticePlan, head: Policy, since: float) -> bool:
     """Return whether the divergence of each target has not fallen in the steps since then."""
-    line = policies.lineage(conn, head.version)
+    lineage = policies.lineage(conn, head.version)
     for lesson in plan.targets:
-        found = practice_turns.newest_divergences(conn, lesson.id, line, since=since)
-        if len(found) < STALLED_STEPS or fmean(found[-COMPARED_STEPS:]) < fmean(found[:COMPARED_STEPS]):
+        divergences = practice_turns.newest_divergences(conn, lesson.id, lineage, since=since)
+        if len(divergences) < STALLED_STEPS:
+            return False
+        if fmean(divergences[-COMPARED_STEPS:]) < fmean(divergences[:COMPARED_STEPS]):
             return False
     return True
 

@@ -1,4 +1,4 @@
-"""The lessons that may teach: with them in its prompt, the base still answers right."""
+"""Select the lessons that may teach: with them in its prompt, the base still answers right."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ from openclaw_rl.store.lessons.lessons import Lesson
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TeachingCheck:
-    """Finds what was examined of the lessons in teachers' prompts. `missing`: texts that nobody has examined."""
+    """Reads the examinations of the lessons in teachers' prompts.
 
-    key: bytes  # of the digests
+    `key`: of the digests of lessons. `missing`: sets of texts that were not examined yet.
+    """
+
+    key: bytes
     missing: set[tuple[str, ...]] = field(default_factory=set)
 
     def choose(
@@ -25,7 +28,8 @@ class TeachingCheck:
     ) -> list[Lesson]:
         """Return the lessons of a teacher's prompt without those that cost correctness; none until that is known.
 
-        `targets`: ids of those that are practised, which leave last. What is about one question stays.
+        `targets`: ids of the practised lessons, which leave last. A lesson that is not examined, because it is about
+        one question, stays.
         """
         examined = [lesson for lesson in lessons if lesson.is_examined]
         newest = max((lesson.reinforced_at for lesson in examined), default=0.0)
@@ -52,4 +56,5 @@ class TeachingCheck:
         return result.is_sound
 
     def _find(self, texts: Sequence[str], conn: Connection, identity: str) -> ExaminationResult | None:
-        return examinations.find_result(conn, examinations.lessons_digest(texts, identity, self.key))
+        digest = examinations.lessons_digest(texts, identity, self.key)
+        return examinations.find_result(conn, digest)

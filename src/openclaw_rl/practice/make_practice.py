@@ -22,7 +22,9 @@ def no_practice_reason(config: Config, method: CreditMethod) -> str:
         return "no practice: practice.enabled is false"
     if config.train.trainer == "tinker":
         return "no practice: it learns from top log-probabilities, which train.trainer tinker does not have"
-    return "" if method.uses_hints else f"no practice: method {config.train.method} learns from scores alone"
+    if not method.uses_hints:
+        return f"no practice: method {config.train.method} learns from scores alone"
+    return ""
 
 
 def make_practice(

@@ -25,7 +25,7 @@ from openclaw_rl.store.lessons.lessons import Lesson, LessonState
 from openclaw_rl.store.lessons.questions import question_hash
 from openclaw_rl.store.lessons.scopes import PromptContext, asked_text
 from openclaw_rl.store.lineage.policy_names import OwnerFilter
-from openclaw_rl.types import Exchange, Ids, Policy
+from openclaw_rl.types import Exchange, Ids, Policy, Request
 
 MAX_PROMPTS = 128
 """Newest prompts that are asked again, in equal shares of the people whose lessons are practised."""
@@ -37,7 +37,8 @@ _IN_FORCE = (LessonState.ACTIVE, LessonState.LEARNED)
 class PracticePrompt:
     """An earlier prompt, with all lessons that apply to it. `plain_ids` [P], `hinted_ids` [P + hint].
 
-    `contrast`: what contradicts one of the lessons, and the prompt with it instead; None if nothing is known to.
+    `contrast`: a wish that contradicts one of the lessons, and the ids of the prompt with it instead; None if none is
+    known.
     """
 
     exchange: Exchange
@@ -50,14 +51,19 @@ class PracticePrompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptSelector:
-    """Selects prompts to which a lesson applies that the weights have not learned."""
+    """Selects prompts to which a lesson applies that the weights have not learned.
+
+    `key`: of the hashes of questions. `read_topics`: is called when they are needed, so that it does not delay the
+    start of a trainer. `context_length`: tokens of prompt and reply; None: not limited. `check`: None: every lesson
+    teaches, examined or not.
+    """
 
     renderer: Renderer
     transient: EphemeralMatcher
-    key: bytes  # of the hashes of questions
-    read_topics: Callable[[], HintTopics]  # read when they are needed, as a trainer that starts has no time
-    context_length: int | None = None  # tokens of prompt and reply; None: not limited
-    check: TeachingCheck | None = None  # None: every lesson teaches, examined or not
+    key: bytes
+    read_topics: Callable[[], HintTopics]
+    context_length: int | None = None
+    check: TeachingCheck | None = None
 
     def select_prompts(
         self,
@@ -72,7 +78,7 @@ class PromptSelector:
     ) -> list[PracticePrompt]:
         """Return `count` prompts of the head's policy to which one of the plan's targets applies, if there are any.
 
-        `rehearsal_share`: of the prompts, whose question is replaced by one that nobody asked.
+        `rehearsal_share`: share of the prompts whose question is replaced by one that nobody asked.
 
         Each lesson gets an equal share of the prompts, each prompt comes once before any comes again, and the order
         depends on the seed alone.
@@ -80,18 +86,22 @@ class PromptSelector:
         rng = random.Random(seed)
         by_lesson: dict[str, list[PracticePrompt]] = {lesson.id: [] for lesson in plan.targets}
         ids = _newest_prompts(conn, plan.targets, head.identity, owner)
-        found = exchanges.get_readable(conn, ids)  # sorted by id, and so in a random order
-        for exchange in (found[id_] for id_ in ids if id_ in found):
-            made = self._make_prompt(conn, plan, head.name, exchange)
-            for lesson in made.lessons if made is not None else ():
-                if made is not None and lesson.id in by_lesson:
-                    by_lesson[lesson.id].append(made)
+        # Sorted by id, and so in a random order.
+        readable = exchanges.get_readable(conn, ids)
+        for id_ in ids:
+            if id_ not in readable:
+                continue
+            prompt = self._make_prompt(conn, plan, head.name, readable[id_])
+            if prompt is None:
+                continue
+            for lesson in prompt.lessons:
+                if lesson.id in by_lesson:
+                    by_lesson[lesson.id].append(prompt)
         decks = [_shuffled(prompts, count, rng) for prompts in by_lesson.values() if prompts]
         if not decks:
             return []
         chosen = [decks[i % len(decks)][i // len(decks)] for i in range(count)]
-        places = rehearsed_places(count, rehearsal_share, rng)
-        for place in sorted(places):
+        for place in sorted(rehearsed_places(count, rehearsal_share, rng)):
             question = rng.choice(rehearsal_questions())
             rehearsed = self._make_prompt(conn, plan, head.name, ask_instead(chosen[place].exchange, question))
             # None if the lesson is not examined, or the template rejects the messages: the person's prompt stays.
@@ -105,15 +115,18 @@ class PromptSelector:
         """Return whether the lessons of all these prompts, and their texts, are still those of the plan."""
         distinct = {(prompt.exchange.request.id, prompt.plain_ids.tobytes()): prompt for prompt in prompts}
         for prompt in distinct.values():
-            now = self._lessons_of(conn, plan, policy, prompt.exchange)
-            if [(one.id, one.text) for one in now] != [(one.id, one.text) for one in prompt.lessons]:
+            current = self._lessons_of(conn, plan, policy, prompt.exchange)
+            if [(lesson.id, lesson.text) for lesson in current] != [
+                (lesson.id, lesson.text) for lesson in prompt.lessons
+            ]:
                 return False
         return True
 
     def _lessons_of(self, conn: Connection, plan: PracticePlan, policy: str, exchange: Exchange) -> tuple[Lesson, ...]:
         """Return the lessons of the teacher's prompt, oldest first."""
         in_force = lessons.lessons_for(conn, self._context(policy, exchange), states=_IN_FORCE)
-        beside, targets = [lesson for lesson in in_force if lesson.id in plan.beside], {one.id for one in plan.targets}
+        beside = [lesson for lesson in in_force if lesson.id in plan.beside]
+        targets = {lesson.id for lesson in plan.targets}
         identity = exchange.request.identity
         # The targets come first, not behind heavier ones that are learned.
         fitting = fitting_lessons(beside, capacity=lesson_capacity(conn, identity), first=targets)
@@ -126,48 +139,60 @@ class PromptSelector:
     ) -> PracticePrompt | None:
         """Return the prompt with the lessons that are in force for it; None without any, or if they do not fit in."""
         request = exchange.request
-        if has_images(request.messages):  # token ids do not hold them, nor are they stored
+        # Token ids do not hold images, nor are they stored.
+        if has_images(request.messages):
             return None
-        if not (found := self._lessons_of(conn, plan, policy, exchange)):
+        applied = self._lessons_of(conn, plan, policy, exchange)
+        if not applied:
             return None
-        hint = lessons_hint(lesson.text for lesson in found)
-        opposed = self._opposed_wish(found)
+        hint = lessons_hint(lesson.text for lesson in applied)
+        opposed = self._opposed_wish(applied)
         if opposed is not None and self.check is not None:
             may_teach = self.check.accepts(conn, opposed, request.identity)
             if may_teach is None:
                 return None
-            opposed = opposed if may_teach else None
+            if not may_teach:
+                opposed = None
+        contrast: tuple[str, Ids] | None = None
         try:
-            plain_ids, hinted_ids, *others = (
-                self.renderer.render(messages, request.tools, variables=request.template).prompt_ids
-                for messages in (
-                    request.messages,
-                    *(
-                        with_hint(request.messages, text, self.transient, self.renderer.hint_format)
-                        for text in (hint, opposed)
-                        if text
-                    ),
-                )
-            )
+            plain_ids = self._render(request, None)
+            hinted_ids = self._render(request, hint)
+            if opposed is not None:
+                contrast = opposed, self._render(request, opposed)
         except (ValueError, RequestError):
             return None
-        longest = max(len(hinted_ids), *map(len, others)) if others else len(hinted_ids)
+        longest = len(hinted_ids)
+        if contrast is not None:
+            longest = max(longest, len(contrast[1]))
         if self.context_length is not None and longest + MAX_REPLY_TOKENS > self.context_length:
             return None
         return PracticePrompt(
             exchange=exchange,
-            lessons=found,
+            lessons=applied,
             hint=hint,
             plain_ids=plain_ids,
             hinted_ids=hinted_ids,
-            contrast=(opposed, others[0]) if opposed else None,
+            contrast=contrast,
         )
 
-    def _opposed_wish(self, found: Sequence[Lesson]) -> str | None:
-        """Return a wish that contradicts one of the lessons, as it would stand in a prompt."""
+    def _render(self, request: Request, hint: str | None) -> Ids:
+        """Return the token ids of a request's prompt, with a hint or without one. Raises as `Renderer.render` does.
+
+        Raises `ValueError` if no message can have the hint.
+        """
+        messages = request.messages
+        if hint is not None:
+            messages = with_hint(messages, hint, self.transient, self.renderer.hint_format)
+        return self.renderer.render(messages, request.tools, variables=request.template).prompt_ids
+
+    def _opposed_wish(self, applied: Sequence[Lesson]) -> str | None:
+        """Return a wish that contradicts one of the lessons, as a hint; None if none is known."""
         topics = self.read_topics()
-        wishes = (topics.opposed_hint(lesson.topic, lesson.text) for lesson in found if lesson.topic)
-        return next((lessons_hint([wish]) for wish in wishes if wish), None)
+        for lesson in applied:
+            wish = topics.opposed_hint(lesson.topic, lesson.text) if lesson.topic else None
+            if wish:
+                return lessons_hint([wish])
+        return None
 
     def _context(self, policy: str, exchange: Exchange) -> PromptContext:
         """Return the context without the conversation: its lessons are not for the weights."""
@@ -184,17 +209,20 @@ class PromptSelector:
 
 def _newest_prompts(conn: Connection, targets: Sequence[Lesson], identity: str, owner: OwnerFilter | None) -> list[str]:
     """Return the newest turns of each person with one of the targets: others of the same agent may talk much more."""
-    people = {(lesson.key, lesson.owner): lesson for lesson in targets}
-    limit = -(-MAX_PROMPTS // max(1, len(people)))
-    found = (
-        practice_turns.newest_prompts(conn, of, identity=identity, limit=limit, owner=owner) for of in people.values()
-    )
-    return list(dict.fromkeys(turn for turns in found for turn in turns))
+    lesson_by_person = {(lesson.key, lesson.owner): lesson for lesson in targets}
+    # Rounded up.
+    limit = -(-MAX_PROMPTS // max(1, len(lesson_by_person)))
+    # A dictionary keeps the order of the first mention.
+    turns: dict[str, None] = {}
+    for lesson in lesson_by_person.values():
+        newest = practice_turns.newest_prompts(conn, lesson, identity=identity, limit=limit, owner=owner)
+        turns |= dict.fromkeys(newest)
+    return list(turns)
 
 
 def _shuffled(prompts: Sequence[PracticePrompt], count: int, rng: random.Random) -> list[PracticePrompt]:
     """Return at least `count` prompts: shuffled copies of all, one behind the other."""
-    out: list[PracticePrompt] = []
-    while len(out) < count:
-        out.extend(rng.sample(prompts, len(prompts)))
-    return out
+    shuffled: list[PracticePrompt] = []
+    while len(shuffled) < count:
+        shuffled.extend(rng.sample(prompts, len(prompts)))
+    return shuffled

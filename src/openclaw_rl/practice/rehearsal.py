@@ -19,7 +19,8 @@ from openclaw_rl.types import Exchange, Message
 @cache
 def rehearsal_questions() -> Sequence[str]:
     """Return the shipped questions (`assets/evals/rehearsal.yaml`)."""
-    return tuple(map(str, read_yaml((ASSETS / "evals" / "rehearsal.yaml").read_text(encoding="utf-8"))))
+    text = (ASSETS / "evals" / "rehearsal.yaml").read_text(encoding="utf-8")
+    return tuple(str(question) for question in read_yaml(text))
 
 
 def rehearsed_places(count: int, share: float, rng: random.Random) -> frozenset[int]:
@@ -30,8 +31,8 @@ def rehearsed_places(count: int, share: float, rng: random.Random) -> frozenset[
 def ask_instead(exchange: Exchange, question: str) -> Exchange:
     """Return an exchange of the same person in which the only user message is the question.
 
-    System messages stay; tools, and what was said before, do not.
+    System messages stay; tools and earlier messages do not.
     """
-    system: list[Message] = [one for one in exchange.request.messages if one.get("role") == "system"]
+    system: list[Message] = [message for message in exchange.request.messages if message.get("role") == "system"]
     messages = (*system, {"role": "user", "content": question})
     return replace(exchange, request=replace(exchange.request, messages=messages, tools=()))

@@ -58,11 +58,12 @@ from openclaw_rl.types import (
 log = logging.getLogger(__name__)
 BASE_VERSION = 0
 CONTRAST_LESSON = "contrast"
-"""Key of the words in the prompt of a contrast, in the place of a lesson's id."""
+"""Key of the wish in the prompt of a contrast, in the place of a lesson's id."""
 AVERAGED_STEPS = 2
 """Newest divergences of a lesson whose mean decides whether it is learned; one alone is too noisy."""
 MIN_TEMPERATURE = 0.3
-_GREEDY = 0.01  # below it a temperature means the likeliest token
+_GREEDY = 0.01
+"""Below this temperature, a reply is the likeliest tokens."""
 FORGOTTEN_FACTOR = 2.0
 """A learned lesson is practised again from this times the bound on."""
 
@@ -74,11 +75,14 @@ class _Round:
     head: Policy
     plan: PracticePlan
     prompts: Sequence[PracticePrompt]
-    from_teacher: int  # the first so many are answered by the teacher,
-    contrasts: int  # and the first so many of these under a wish that contradicts the lesson, where one is known
+    from_teacher: int
+    """How many of the prompts the teacher answers: the first ones."""
+    contrasts: int
+    """How many of those have a wish that contradicts the lesson, where one is known: the first ones."""
     seed: int
     replies: list[GateReply] = field(default_factory=list)
-    times: list[tuple[float, float]] = field(default_factory=list)  # when each began and ended
+    times: list[tuple[float, float]] = field(default_factory=list)
+    """When each reply began and ended."""
 
     @property
     def is_complete(self) -> bool:
@@ -87,6 +91,7 @@ class _Round:
     @property
     def seconds(self) -> float:
         """How long its replies have taken."""
+        # Replies of one call have the same times.
         return sum(ended - began for began, ended in set(self.times))
 
     def origin(self, place: int) -> Origin | None:
@@ -96,22 +101,25 @@ class _Round:
         return Origin.TEACHER if place < self.from_teacher else None
 
     def prompt(self, place: int) -> tuple[str, Ids]:
-        """Return the words that stand in the prompt of a reply, and its tokens."""
-        prompt, origin = self.prompts[place], self.origin(place)
+        """Return the hint in the prompt of a reply, and the token ids of that prompt."""
+        prompt = self.prompts[place]
+        origin = self.origin(place)
         if origin is Origin.CONTRAST and prompt.contrast is not None:
             return prompt.contrast
-        return (prompt.hint, prompt.hinted_ids) if origin is Origin.TEACHER else ("", prompt.plain_ids)
+        if origin is Origin.TEACHER:
+            return prompt.hint, prompt.hinted_ids
+        return "", prompt.plain_ids
 
     def order(self, place: int, *, beside: bool = False) -> ReplyOrder:
         """Return the order of the reply to one of the prompts. `beside`: it may run beside people's replies."""
-        prompt, is_teacher = self.prompts[place], self.origin(place) is not None
-        _, ids = self.prompt(place)
-        limit = prompt.exchange.request.sampling.max_tokens or MAX_REPLY_TOKENS
+        sampling = self.prompts[place].exchange.request.sampling
+        is_teacher = self.origin(place) is not None
+        _, prompt_ids = self.prompt(place)
         return ReplyOrder(
             version=BASE_VERSION if is_teacher else self.head.version,
-            prompt_ids=ids.tolist(),
-            max_tokens=min(limit, MAX_REPLY_TOKENS),
-            temperature=_practice_temperature(prompt.exchange.request.sampling.temperature),
+            prompt_ids=prompt_ids.tolist(),
+            max_tokens=min(sampling.max_tokens or MAX_REPLY_TOKENS, MAX_REPLY_TOKENS),
+            temperature=_practice_temperature(sampling.temperature),
             seed=self.seed + place,
             beside=beside,
         )
@@ -120,17 +128,20 @@ class _Round:
 def missing_share(gaps: Sequence[LessonGap]) -> float:
     """Return the share of a lesson's effect that is missing in the policy, 0 or more; 0 for one without an effect."""
     effect = sum(gap.effect for gap in gaps)
-    return max(0.0, sum(gap.missing for gap in gaps) / effect) if effect > 0 else 0.0
+    if effect <= 0:
+        return 0.0
+    missing = sum(gap.missing for gap in gaps)
+    return max(0.0, missing / effect)
 
 
-def _practice_temperature(asked: float) -> float:
-    """Return the temperature of a reply to a prompt: that at which it was answered, from 0.3 to 1.
+def _practice_temperature(temperature: float) -> float:
+    """Return the temperature for a reply to a prompt that was answered at `temperature`: the same, from 0.3 to 1.
 
-    So the weights learn the replies that people get. Below 0.3 replies are nearly alike. Of a greedy one, it is 1.
+    So the weights learn the replies that people get. Below 0.3 replies are nearly alike. After a greedy reply, it is 1.
     """
-    if asked < _GREEDY:
+    if temperature < _GREEDY:
         return 1.0
-    return min(1.0, max(MIN_TEMPERATURE, asked))
+    return min(1.0, max(MIN_TEMPERATURE, temperature))
 
 
 class PracticeSession:
@@ -153,15 +164,23 @@ class PracticeSession:
 
         `at_once`: replies that are asked for in one call; `clock`: seconds since the epoch.
         """
-        self._store, self._settings, self._selector, self._source = store, settings, selector, source
+        self._store = store
+        self._settings = settings
+        self._selector = selector
+        self._source = source
         self._convention: Convention = convention
         self._per: PolicyOwner = per
-        self._at_once, self._seed, self._clock = at_once, seed, clock
-        self._rounds: dict[str, _Round] = {}  # by name of the policy
-        self._policy = ""  # that the last call practised
+        self._at_once = at_once
+        self._seed = seed
+        self._clock = clock
+        # By the name of the policy.
+        self._rounds: dict[str, _Round] = {}
+        # The policy that the last call practised.
+        self._policy = ""
         self._share = PracticeShare(settings.busy_share)
         self.note = ""
-        self.is_waiting = False  # whether the last call could do nothing, but a later one may
+        # Whether the last call could do nothing, but a later one may.
+        self.is_waiting = False
 
     def next_batch(
         self, heads: Sequence[Policy], notes: dict[str, WorkNote], lease: Lease, lease_now: float
@@ -170,11 +189,13 @@ class PracticeSession:
 
         The oldest head comes first. `notes`: by policy; what is practised is added. Raises as `next_turns` does.
         """
-        self.is_waiting, self._policy = False, ""
+        self.is_waiting = False
+        self._policy = ""
         for head in sorted(heads, key=lambda head: head.created_at):
             items = self.next_turns(head, lease, lease_now)
             if self.note:
-                notes[head.name] = replace(notes[head.name], details=f"{notes[head.name].details}; {self.note}")
+                note = notes[head.name]
+                notes[head.name] = replace(note, details=f"{note.details}; {self.note}")
             if items:
                 return head, items
             if self.has_work or self.is_waiting:
@@ -186,47 +207,55 @@ class PracticeSession:
 
         `note` is empty if there is nothing to practise. Raises `DamagedRow`, and `StaleLease`.
         """
-        self.note, self.is_waiting, self._policy = "", False, head.name
-        owner, found = owner_filter(self._per, head.name), self._rounds.pop(head.name, None)
+        self.note = ""
+        self.is_waiting = False
+        self._policy = head.name
+        owner = owner_filter(self._per, head.name)
+        round_ = self._rounds.pop(head.name, None)
         with self._store.read() as conn:
             pending = practice_turns.pending_turns(conn, owner)
-            is_current = found is not None and self._is_current(conn, found, head)
-        if found is not None and (pending or not is_current):
-            self._drop_round(found)
-        if pending:  # of this process, or of one that was killed before its step
+            is_current = round_ is not None and self._is_current(conn, round_, head)
+        if round_ is not None and (pending or not is_current):
+            self._drop_round(round_)
+        # Turns of this process, or of one that was killed before its step.
+        if pending:
             return pending
-        found = found if is_current else self._begin(head, owner)
-        if found is None or not self._generate(found):
+        if not is_current:
+            round_ = self._begin(head, owner)
+        if round_ is None or not self._generate(round_):
             return []
-        if not found.is_complete:
-            self._rounds[head.name] = found
+        if not round_.is_complete:
+            self._rounds[head.name] = round_
             return []
         with self._store.write() as conn:
             leases.check(conn, lease, lease_now)
-            is_current = self._is_current(conn, found, head)
+            # A lesson may have been forgotten meanwhile.
+            is_current = self._is_current(conn, round_, head)
             if is_current:
-                practice_turns.add_turns(conn, self._make_turns(found), at=self._clock())
-        if not is_current:  # a lesson was forgotten meanwhile
-            self._drop_round(found)
+                practice_turns.add_turns(conn, self._make_turns(round_), at=self._clock())
+        if not is_current:
+            self._drop_round(round_)
         with self._store.read() as conn:
             return practice_turns.pending_turns(conn, owner)
 
-    def _drop_round(self, found: _Round) -> None:
-        """Leave out the replies of a round. What they took counts toward the budget."""
-        if found.replies:
+    def _drop_round(self, round_: _Round) -> None:
+        """Leave out the replies of a round. The time that they took counts toward the budget."""
+        if round_.replies:
             with self._store.write() as conn:
-                practice_turns.add_dropped_seconds(conn, found.seconds, at=self._clock())
+                practice_turns.add_dropped_seconds(conn, round_.seconds, at=self._clock())
 
-    def _is_current(self, conn: Connection, found: _Round, head: Policy) -> bool:
+    def _is_current(self, conn: Connection, round_: _Round, head: Policy) -> bool:
         """Return whether the head, the prompts and their lessons are those for which the round began.
 
         A word that concerns none of them, such as a fact or the wish of another user, does not end the round.
         """
-        asked = {prompt.exchange.request.id for prompt in found.prompts}
-        if found.head.version != head.version or not practice_turns.can_be_asked(conn, asked):
+        if round_.head.version != head.version:
+            return False
+        sources = {prompt.exchange.request.id for prompt in round_.prompts}
+        if not practice_turns.can_be_asked(conn, sources):
             return False
         plan = plan_practice(conn, head, self._clock())
-        return self._selector.has_current_lessons(conn, plan, head.name, found.prompts)
+        return self._selector.has_current_lessons(conn, plan, head.name, round_.prompts)
 
     @property
     def has_work(self) -> bool:
@@ -239,17 +268,19 @@ class PracticeSession:
 
     def _begin(self, head: Policy, owner: OwnerFilter | None) -> _Round | None:
         """Choose the lessons and the prompts of the next round. `note` says why there are no prompts."""
-        settings, now = self._settings, self._clock()
+        settings = self._settings
+        now = self._clock()
         with self._store.read() as conn:
             plan = plan_practice(conn, head, now)
-            words = quote_lessons(plan.waiting)
+            quoted = quote_lessons(plan.waiting)
             if not plan.targets:
-                if words:
-                    why = "what was said before, or what other users want, contradicts it"
-                    self.note = f"practice of {words} waits for more words of the person: {why}"
+                if quoted:
+                    reason = "what was said before, or what other users want, contradicts it"
+                    self.note = f"practice of {quoted} waits for more words of the person: {reason}"
                 return None
-            if reason := waiting_reason(conn, settings, plan, head, now):
-                self.note = f"practice of {words} waits for {reason}"
+            reason = waiting_reason(conn, settings, plan, head, now)
+            if reason:
+                self.note = f"practice of {quoted} waits for {reason}"
                 return None
             seed = (self._seed * 1_000_003 + practice_turns.count_all(conn, owner)) % 2**31
             prompts = self._selector.select_prompts(
@@ -262,20 +293,20 @@ class PracticeSession:
                 seed=seed,
             )
         if self._request_examinations(head):
-            self.note = f"practice of {words} waits for the examination of its lessons"
+            self.note = f"practice of {quoted} waits for the examination of its lessons"
             self.is_waiting = True
             return None
         if not prompts:
-            self.note = f"practice of {words} waits for a prompt of the person that it applies to"
+            self.note = f"practice of {quoted} waits for a prompt of the person that it applies to"
             return None
+        from_teacher = round(settings.replies * settings.teacher_share)
+        contrasts = round(settings.replies * settings.contrast_share)
         return _Round(
             head=head,
             plan=plan,
             prompts=prompts,
-            from_teacher=round(settings.replies * settings.teacher_share),
-            contrasts=min(
-                round(settings.replies * settings.contrast_share), round(settings.replies * settings.teacher_share)
-            ),
+            from_teacher=from_teacher,
+            contrasts=min(contrasts, from_teacher),
             seed=seed,
         )
 
@@ -290,38 +321,50 @@ class PracticeSession:
         check.missing.clear()
         return True
 
-    def _generate(self, found: _Round) -> bool:
-        """Generate a few more replies. Return False if the round has ended; `is_waiting`: no reply can be had now."""
+    def _generate(self, round_: _Round) -> bool:
+        """Generate a few more replies. Return False if the round has ended.
+
+        `is_waiting` becomes true if no reply is available now.
+        """
         began = self._clock()
         beside = self._share.may_run_beside(began)
         count = 1 if beside else self._at_once
-        places = range(len(found.replies), min(len(found.replies) + count, len(found.prompts)))
-        words = quote_lessons(found.plan.targets)
-        self.note = f"practising {words}: {len(found.replies)} of {len(found.prompts)} replies"
+        first = len(round_.replies)
+        places = range(first, min(first + count, len(round_.prompts)))
+        quoted = quote_lessons(round_.plan.targets)
+        self.note = f"practising {quoted}: {first} of {len(round_.prompts)} replies"
         try:
-            found.replies += self._source.generate([found.order(place, beside=beside) for place in places])
+            round_.replies += self._source.generate([round_.order(place, beside=beside) for place in places])
         except (RepliesDelayed, NoGateway, BrokenVersion) as error:
             if isinstance(error, RepliesDelayed) and error.code is DelayCode.BUSY:
                 self._share.record_refusal(self._clock())
-            self.note, self.is_waiting = f"practice of {words} waits: {error}", not isinstance(error, BrokenVersion)
+            self.note = f"practice of {quoted} waits: {error}"
+            self.is_waiting = not isinstance(error, BrokenVersion)
             if not isinstance(error, RepliesDelayed):
-                self._drop_round(found)
+                self._drop_round(round_)
             return isinstance(error, RepliesDelayed)
         ended = max(began, self._clock())
-        found.times += [(began, ended)] * len(places)
+        round_.times += [(began, ended)] * len(places)
         if beside:
             self._share.record_beside(began, ended)
         else:
             self._share.record_pause()
         return True
 
-    def _make_turns(self, found: _Round) -> list[PracticeTurn]:
-        out = []
-        for place, (prompt, reply) in enumerate(zip(found.prompts, found.replies, strict=True)):
-            order, origin = found.order(place), found.origin(place)
-            words, ids = found.prompt(place)
-            began, ended = found.times[place]
+    def _make_turns(self, round_: _Round) -> list[PracticeTurn]:
+        turns = []
+        for place, (prompt, reply) in enumerate(zip(round_.prompts, round_.replies, strict=True)):
+            order = round_.order(place)
+            origin = round_.origin(place)
+            hint, prompt_ids = round_.prompt(place)
+            began, ended = round_.times[place]
             texts = {lesson.id: lesson.text for lesson in prompt.lessons}
+            if origin is Origin.CONTRAST:
+                in_prompt = {CONTRAST_LESSON: hint}
+            elif origin is Origin.TEACHER:
+                in_prompt = texts
+            else:
+                in_prompt = {}
             source = prompt.exchange.request
             request = Request(
                 id=f"practice-{secrets.token_hex(12)}",
@@ -340,28 +383,30 @@ class PracticeSession:
                     max_tokens=order.max_tokens,
                     convention=self._convention,
                 ),
-                prompt_ids=ids,
-                lessons={CONTRAST_LESSON: words} if origin is Origin.CONTRAST else texts if origin else {},
+                prompt_ids=prompt_ids,
+                lessons=in_prompt,
                 version=order.version,
-                identity=found.head.identity,
+                identity=round_.head.identity,
                 admitted_at=began,
                 origin=origin,
             )
-            out.append(
+            turns.append(
                 PracticeTurn(
                     request=request,
                     reply=self._make_reply(request, reply, ended),
                     source=source.id,
                     lessons=texts,
-                    hint=words or prompt.hint,
+                    hint=hint or prompt.hint,
                 )
             )
-        return out
+        return turns
 
     def _make_reply(self, request: Request, reply: GateReply, ended: float) -> Reply:
         is_cut = reply.finish == "length"
+        # A reply that was not cut ends with a stop token, which is no text.
+        text_ids = reply.token_ids if is_cut else reply.token_ids[:-1]
         decoder = self._selector.renderer.new_text_decoder(())
-        decoder.push((reply.token_ids if is_cut else reply.token_ids[:-1]).tolist())
+        decoder.push(text_ids.tolist())
         decoder.finish()
         size = len(reply.token_ids)
         return Reply(
@@ -382,22 +427,25 @@ class PracticeSession:
 
         The divergence is the share of the lesson's effect on the teacher that is missing in the head. `gaps`: by turn.
         """
-        line, bound = policies.lineage(conn, head.version), self._settings.max_divergence
-        gone = turn_states.taken_back(conn, list(gaps))  # of a lesson that was edited or forgotten meanwhile
-        others = practice_turns.contrast_turns(conn, gaps.keys())
-        turns_by_lesson = practice_turns.lessons_of_practice(conn, gaps.keys() - {*gone, *others})
+        lineage = policies.lineage(conn, head.version)
+        bound = self._settings.max_divergence
+        # Turns of a lesson that was edited or forgotten meanwhile.
+        taken_back = turn_states.taken_back(conn, list(gaps))
+        contrasts = practice_turns.contrast_turns(conn, gaps.keys())
+        turns_by_lesson = practice_turns.lessons_of_practice(conn, gaps.keys() - {*taken_back, *contrasts})
         linked = (lessons.get(conn, id_) for id_ in turns_by_lesson)
-        found = [lesson for lesson in linked if lesson is not None and lesson.is_practised]
-        active = [lesson for lesson in found if lesson.state is LessonState.ACTIVE]
-        for lesson in active or found:  # beside an active lesson, the divergence says nothing about a learned one
-            value = missing_share([gaps[turn] for turn in turns_by_lesson[lesson.id]])
-            lessons.record_divergence(conn, lesson.id, head.version, value, at=self._clock())
-            newest = practice_turns.newest_divergences(conn, lesson.id, line, limit=AVERAGED_STEPS)
+        practised = [lesson for lesson in linked if lesson is not None and lesson.is_practised]
+        active = [lesson for lesson in practised if lesson.state is LessonState.ACTIVE]
+        # Beside an active lesson, the divergence says nothing about a learned one.
+        for lesson in active or practised:
+            divergence = missing_share([gaps[turn] for turn in turns_by_lesson[lesson.id]])
+            lessons.record_divergence(conn, lesson.id, head.version, divergence, at=self._clock())
+            newest = practice_turns.newest_divergences(conn, lesson.id, lineage, limit=AVERAGED_STEPS)
             mean = float(np.mean(newest))
             if lesson.state is LessonState.ACTIVE and len(newest) == AVERAGED_STEPS and mean < bound:
                 lessons.mark_learned(conn, lesson.id, head.version)
                 log.info('learned: "%s" (divergence %.3f)', lesson.text, mean)
-            elif lesson.state is LessonState.LEARNED and value > FORGOTTEN_FACTOR * bound:
+            elif lesson.state is LessonState.LEARNED and divergence > FORGOTTEN_FACTOR * bound:
                 lessons.mark_active(conn, lesson.id)
                 lessons.renew(conn, lesson.id, at=self._clock())
-                log.info('no longer in the weights: "%s" (divergence %.3f)', lesson.text, value)
+                log.info('no longer in the weights: "%s" (divergence %.3f)', lesson.text, divergence)

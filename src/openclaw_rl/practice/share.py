@@ -16,8 +16,10 @@ class PracticeShare:
     def __init__(self, share: float) -> None:
         """`share`: from 0 (never) to below 1."""
         self._share = share
-        self._refused_at: float | None = None  # since when people's replies have left no pause
-        self._next_at: float | None = None  # from when on the next reply may run beside theirs
+        # The time since which people's replies have left no pause.
+        self._refused_at: float | None = None
+        # The time from which on the next reply may run beside theirs.
+        self._next_at: float | None = None
 
     def may_run_beside(self, now: float) -> bool:
         """Return whether a reply may begin now beside people's replies. `now`: seconds of any clock."""
