@@ -1,7 +1,8 @@
-"""Choice of the lessons that stand in a prompt, by what is known of them together. Pure.
+"""Choose the lessons of a prompt by the examinations of their sets. Pure.
 
-A set of lessons is known to be sound, known to cost correctness, or not examined yet. A set that costs is left by the
-lesson without which the others are sound. If there is no such lesson, the set is built again, one lesson at a time.
+A set of lessons is known to be sound, known to cost correctness, or not examined yet. Of a set that costs correctness,
+the lesson without which the others are sound leaves. If there is no such lesson, the set is built again, one lesson at
+a time.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from openclaw_rl.store.lessons.examinations import ExaminationResult, Withdrawal
 LessonSet = tuple[int, ...]
 """Places of lessons in the prompt, ascending."""
 FindResult = Callable[[LessonSet], ExaminationResult | None]
-"""Returns what is known of a set; None if it was not examined."""
+"""Returns the result of a set; None if it was not examined."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """A lesson that leaves the prompt. `result`: of a set that is not sound with it; `beside`: the others in it."""
+    """A lesson that leaves the prompt. `result`: of a set that is not sound with it; `beside`: the rest of that set."""
 
     place: int
     code: WithdrawalCode
@@ -29,7 +30,7 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LessonChoice:
-    """`chosen`: what stands in the prompt now; `missing`: the set to examine next, None if everything is decided."""
+    """`chosen`: the lessons in the prompt now; `missing`: the set to examine next, None if everything is decided."""
 
     chosen: LessonSet
     left_out: tuple[LeftOut, ...] = ()
@@ -39,8 +40,8 @@ class LessonChoice:
 def choose_lessons(leaving_order: Sequence[int], find_result: FindResult) -> LessonChoice:
     """Return the choice among the lessons at these places, given in the order in which they leave the prompt.
 
-    Lessons that nobody has examined together stand in the prompt. Of a set that is known to cost correctness, only a
-    part does that is known to be sound.
+    A set that was not examined is in the prompt. Of a set that is known to cost correctness, only a part that is known
+    to be sound is in the prompt.
     """
     everything: LessonSet = tuple(sorted(leaving_order))
     if not everything:
@@ -82,13 +83,14 @@ def _build(leaving_order: Sequence[int], find_result: FindResult) -> LessonChoic
 def _explain(
     chosen: LessonSet, refused: Sequence[tuple[int, ExaminationResult, LessonSet]], find_result: FindResult
 ) -> LessonChoice:
-    """Return the choice with the reason of each refused lesson: (place, result of the set, the others in it).
+    """Return the choice with the reason for each refused lesson.
 
-    Whether it costs correctness alone may have to be examined first.
+    `refused`: (place, result of the set, the others in it) of each. Whether a lesson costs correctness alone may have
+    to be examined first.
     """
     left_out = []
     for place, result, others in refused:
-        alone = result if not others else find_result((place,))
+        alone = find_result((place,)) if others else result
         if alone is None:
             return LessonChoice(chosen=chosen, missing=(place,))
         if alone.is_sound:
@@ -99,7 +101,7 @@ def _explain(
 
 
 def _known_part(leaving_order: Sequence[int], find_result: FindResult) -> LessonSet:
-    """Return the lessons that are known to be sound together, those that leave last first."""
+    """Return a set that is known to be sound, to which the lessons that leave last are added first."""
     chosen: LessonSet = ()
     for place in reversed(leaving_order):
         together = tuple(sorted((*chosen, place)))

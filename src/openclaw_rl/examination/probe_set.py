@@ -32,14 +32,17 @@ class Probe:
 
 
 def _has_word(reply: str, word: str) -> bool:
-    """Return whether the reply has a word of its own. Chinese and Japanese have no marks between words."""
+    """Return whether the reply has this word, and not only as a part of a longer one.
+
+    Chinese and Japanese have no marks between words.
+    """
     if _UNSPACED.match(word):
         return word in reply
     return re.search(rf"(?<!\w){re.escape(word)}(?!\w)", reply, re.IGNORECASE) is not None
 
 
 def load_probes(path: str | None) -> list[Probe]:
-    """Return the probes of a file, None: the shipped ones. Raises `ConfigError` if the file has another form."""
+    """Return the probes of a file; of None, the shipped ones. Raises `ConfigError` if the file has another form."""
     file = _SHIPPED if path is None else Path(path).expanduser()
     try:
         table = read_yaml(file.read_text(encoding="utf-8"))
@@ -56,13 +59,15 @@ def load_lesson_probes() -> list[Probe]:
 
 
 def load_typical_lessons() -> list[str]:
-    """Return lessons as people give them, with which it is measured how many a base carries."""
-    return [str(text) for text in read_yaml(_TYPICAL_LESSONS.read_text(encoding="utf-8"))]
+    """Return lessons as people give them, which measure how many lessons a base carries."""
+    texts = read_yaml(_TYPICAL_LESSONS.read_text(encoding="utf-8"))
+    return [str(text) for text in texts]
 
 
 def _read_probe(row: Any, file: Path, number: int) -> Probe:
     if isinstance(row, dict) and row.keys() == {"question", "answers"}:
-        question, answers = row["question"], row["answers"]
+        question = row["question"]
+        answers = row["answers"]
         if isinstance(question, str) and isinstance(answers, list) and answers:
             return Probe(name=question, question=question, answers=tuple(str(answer) for answer in answers))
     form = '{question: "What is 2 plus 3?", answers: ["5", five]}'

@@ -1,7 +1,7 @@
-"""The questions with which lessons are examined: those that the base answers right without lessons. Pure.
+"""Select the questions with which lessons are examined: those that the base answers right without lessons. Pure.
 
-A base that knows few of the shipped answers is compared with its own answers. Of each one, the words count that are in
-no other answer and not in the question: a reply with one of them is about what was asked, and says the same.
+A base that knows few of the shipped answers is compared with its own answers. Of each answer, the words count that are
+in no other answer and not in the question: a reply with one of them is about the question, and gives the same answer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from openclaw_rl.examination.probe_set import Probe
 MAX_QUESTIONS = 20
 """Questions of one examination, at most."""
 MIN_KNOWN = 8
-"""Questions that the base has to answer right; if it knows fewer, its own answers are the reference."""
+"""Questions that the base has to answer right; if it answers fewer right, its own answers are the reference."""
 ACCEPTED_LOSS = 0.05
 """Share of the right answers that lessons may cost."""
 _WORDS = re.compile(r"\w+")
@@ -29,17 +29,17 @@ def reference_probes(probes: Sequence[Probe], answers: Mapping[str, str]) -> lis
         return known[:MAX_QUESTIONS]
     texts = {probe.question: answers.get(probe.question, "") for probe in probes}
     frequency = Counter(word for text in texts.values() for word in _words(text))
-    own = []
+    references = []
     for probe in probes:
-        asked = _words(probe.question)
-        words = [word for word in sorted(_words(texts[probe.question])) if frequency[word] == 1 and word not in asked]
-        if words:
-            own.append(replace(probe, answers=tuple(words)))
-    return own[:MAX_QUESTIONS]
+        candidates = _words(texts[probe.question]) - _words(probe.question)
+        distinctive = sorted(word for word in candidates if frequency[word] == 1)
+        if distinctive:
+            references.append(replace(probe, answers=tuple(distinctive)))
+    return references[:MAX_QUESTIONS]
 
 
 def accepted_losses(questions: int) -> int:
-    """Return how many of the right answers to so many questions may be lost."""
+    """Return how many right answers may be lost, of that many questions."""
     return max(1, int(ACCEPTED_LOSS * questions))
 
 

@@ -1,4 +1,4 @@
-"""How a question stands in a prompt as people are served: with their lessons, system message and template variables."""
+"""Put a question into a prompt as people are served: with their lessons, system message and template variables."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NEWEST_TURNS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedForm:
-    """The rest of a person's prompts, beside the question. `lessons`: their texts, in the order of the prompt."""
+    """A person's prompts without the question. `lessons`: the texts of lessons, in the order of the prompt."""
 
     lessons: tuple[str, ...] = ()
     system: Message | None = None
@@ -38,7 +38,7 @@ class ServedForm:
 
     @property
     def is_plain(self) -> bool:
-        """Whether a question stands in the prompt by itself."""
+        """Whether the question is the whole prompt."""
         return not self.lessons and self.system is None and not self.template
 
     @property
@@ -70,19 +70,30 @@ def newest_forms(
         people.setdefault((request.scope, request.agent, request.user), exchange)
         if len(people) == limit:
             break
-    forms = [_form_of(conn, policy, one.request, mode=mode, identity=identity, key=key) for one in people.values()]
-    return list({form.name: form for form in forms if not form.is_plain}.values())
+    forms: dict[str, ServedForm] = {}
+    for exchange in people.values():
+        form = _form_of(conn, policy, exchange.request, mode=mode, identity=identity, key=key)
+        if not form.is_plain:
+            forms[form.name] = form
+    return list(forms.values())
 
 
 def _form_of(conn: Connection, policy: str, request: Request, *, mode: str, identity: str, key: bytes) -> ServedForm:
-    first = request.messages[0] if request.messages else None
-    is_system = first is not None and first.get("role") in ("system", "developer")
-    system = first if is_system and first is not None and len(message_text(first)) <= MAX_SYSTEM_CHARS else None
-    form = ServedForm(system=system, template=request.template)
+    form = ServedForm(system=_system_message(request), template=request.template)
     if mode == "off":
         return form
     context = PromptContext(policy=policy, key=request.scope, agent=request.agent, user=request.user)
     return replace(form, lessons=_lessons_in_force(conn, context, mode=mode, identity=identity, key=key))
+
+
+def _system_message(request: Request) -> Message | None:
+    """Return the system message of a request; None without one, or if it is too long."""
+    if not request.messages:
+        return None
+    first = request.messages[0]
+    if first.get("role") not in ("system", "developer"):
+        return None
+    return first if len(message_text(first)) <= MAX_SYSTEM_CHARS else None
 
 
 def _lessons_in_force(
@@ -90,8 +101,9 @@ def _lessons_in_force(
 ) -> tuple[str, ...]:
     """Return the texts of the general lessons in a person's prompts."""
     states = tuple(state for state in LessonState if state is not LessonState.SUPERSEDED)
-    wanted = [one for one in lessons_for(conn, context, states=states) if one.is_examined and _is_served(one, mode)]
-    fitting = fitting_lessons(wanted, capacity=lesson_capacity(conn, identity))
+    applied = lessons_for(conn, context, states=states)
+    served = [lesson for lesson in applied if lesson.is_examined and _is_served(lesson, mode)]
+    fitting = fitting_lessons(served, capacity=lesson_capacity(conn, identity))
     newest = max((lesson.reinforced_at for lesson in fitting), default=0.0)
 
     def order(place: int) -> tuple[bool, float]:

@@ -116,9 +116,7 @@ class PromptSelector:
         distinct = {(prompt.exchange.request.id, prompt.plain_ids.tobytes()): prompt for prompt in prompts}
         for prompt in distinct.values():
             current = self._lessons_of(conn, plan, policy, prompt.exchange)
-            if [(lesson.id, lesson.text) for lesson in current] != [
-                (lesson.id, lesson.text) for lesson in prompt.lessons
-            ]:
+            if _ids_and_texts(current) != _ids_and_texts(prompt.lessons):
                 return False
         return True
 
@@ -205,6 +203,10 @@ class PromptSelector:
             question=question_hash(request.messages, self.transient, key=self.key, user=request.user),
             asked=asked_text(request.messages, self.transient, self.read_topics().without_scopes),
         )
+
+
+def _ids_and_texts(listed: Sequence[Lesson]) -> list[tuple[str, str]]:
+    return [(lesson.id, lesson.text) for lesson in listed]
 
 
 def _newest_prompts(conn: Connection, targets: Sequence[Lesson], identity: str, owner: OwnerFilter | None) -> list[str]:

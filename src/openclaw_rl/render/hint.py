@@ -10,14 +10,16 @@ from openclaw_rl.types import Message
 
 
 class HintFormat(StrEnum):
-    """How a hint stands at the end of a user message.
+    """Format of a hint at the end of a user message.
 
     A model follows a plain sentence more often, because people write so; a model that was trained on bracketed hints,
     as the starter was, follows those. Measured in docs/decisions/0031-format-of-hints.md.
     """
 
-    PARAGRAPH = "paragraph"  # a paragraph of its own
-    BRACKETED = "bracketed"  # "[Hint: ...]"
+    PARAGRAPH = "paragraph"
+    """A paragraph of its own."""
+    BRACKETED = "bracketed"
+    """As "[Hint: ...]"."""
 
 
 def with_hint(
@@ -28,23 +30,26 @@ def with_hint(
     `transient`: predicate for ephemeral messages; `hint_format`: of the model (`ModelFiles.hint_format`). Raises
     `ValueError` if there is no such user message.
     """
-    out, index = list(messages), hinted_index(messages, transient)
+    index = hinted_index(messages, transient)
     if index is None:
-        raise ValueError(f"a hint needs a user message to append it to; got none among {len(out)} messages")
-    out[index] = {**out[index], "content": append_hint(out[index].get("content"), hint, hint_format)}
-    return out
+        raise ValueError(f"a hint needs a user message to append it to; got none among {len(messages)} messages")
+    hinted = list(messages)
+    content = append_hint(messages[index].get("content"), hint, hint_format)
+    hinted[index] = {**messages[index], "content": content}
+    return hinted
 
 
 def hinted_index(messages: Sequence[Message], transient: Callable[[Message], bool]) -> int | None:
     """Return the index of the message to which `with_hint` appends; None if there is no such message."""
-    return next(
-        (i for i in reversed(range(len(messages))) if messages[i].get("role") == "user" and not transient(messages[i])),
-        None,
-    )
+    for index in reversed(range(len(messages))):
+        message = messages[index]
+        if message.get("role") == "user" and not transient(message):
+            return index
+    return None
 
 
 def lessons_hint(texts: Iterable[str]) -> str:
-    """Return several lessons as one hint: their sentences one after the other."""
+    """Return the texts of lessons as one hint, in which each text ends like a sentence."""
     return " ".join(text if text[-1:] in ".!?。！？" else f"{text}." for text in texts)
 
 

@@ -1,6 +1,6 @@
-"""Usage of the machine by the processes of a worker: processor time, and the time that they waited for it.
+"""Read how a process and its descendants use the machine: processor time, and the time that they waited for it.
 
-Linux says it in `/proc`, for each thread. Other systems say it by `ps`, without the time of waiting.
+On Linux it is in `/proc`, for each thread. On other systems `ps` prints it, without the time of waiting.
 """
 
 from __future__ import annotations
@@ -14,34 +14,44 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 _PROCESSES = Path("/proc")
-_TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100  # per second
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 _PS_COMMAND = ("ps", "-axo", "pid=,ppid=,state=,time=")
-_PS_SECONDS = 10.0  # seconds that `ps` may take
-_PS_TIME = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+(?:\.\d+)?)")  # [days-][hours:]minutes:seconds
-_STOPPED, _DISK, _RUNNABLE = "Tt", "DU", "R"  # first letters of states, as in `ps`; U: macOS waits for the disk
+_PS_SECONDS = 10.0
+"""Time that `ps` may take."""
+_PS_TIME = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+(?:\.\d+)?)")
+"""[days-][hours:]minutes:seconds"""
+# First letters of states, as in `ps`. U: macOS waits for the disk.
+_STOPPED = "Tt"
+_DISK = "DU"
+_RUNNABLE = "R"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessUsage:
     """A reading of a process and all of its descendants. Times are seconds since their starts."""
 
-    processor: float  # user and system time of all of them
+    processor: float
+    """User and system time of all of them."""
     waits: Mapping[int, float] = field(default_factory=dict)
-    """Thread -> time in which it could have run and had no processor. Empty where the system does not say."""
-    is_stopped: bool = False  # the process itself: by SIGSTOP or a debugger
-    is_runnable: bool = False  # one of them runs, or waits for a processor
+    """Thread -> time in which it could have run and had no processor. Empty where the system does not report it."""
+    is_stopped: bool = False
+    """Whether the process itself is stopped, by SIGSTOP or a debugger."""
+    is_runnable: bool = False
+    """Whether one of them runs, or waits for a processor."""
     waits_for_disk: bool = False
 
 
 def read_usage(pid: int) -> ProcessUsage | None:
-    """Return the usage of a process; None if it has ended, or if the system does not say."""
+    """Return the usage of a process; None if it has ended, or if the system does not report it."""
     if sys.platform != "linux":
-        return _ask_ps(pid)
+        return _run_ps(pid)
     return _read_proc(pid)
 
 
 def _read_proc(pid: int) -> ProcessUsage | None:
-    processor, waits, states = 0.0, dict[int, float](), ""
+    processor = 0.0
+    waits: dict[int, float] = {}
+    states = ""
     state = ""
     for process in _descendants(pid):
         stat = _read_stat(_PROCESSES / str(process) / "stat")
@@ -50,9 +60,11 @@ def _read_proc(pid: int) -> ProcessUsage | None:
         if process == pid:
             state = stat[0]
         # Fields 14 to 17 of proc(5): user and system time of the process, and of its children that have ended.
-        processor += sum(map(int, stat[11:15])) / _TICKS
+        processor += sum(map(int, stat[11:15])) / _TICKS_PER_SECOND
         for thread in _list_folder(_PROCESSES / str(process) / "task"):
-            states += (_read_stat(thread / "stat") or [""])[0]
+            thread_stat = _read_stat(thread / "stat")
+            if thread_stat is not None:
+                states += thread_stat[0]
             waits |= _read_wait(thread)
     if not state:
         return None
@@ -75,13 +87,17 @@ def _descendants(pid: int) -> Iterator[int]:
 
 def _read_stat(file: Path) -> list[str] | None:
     """Return the fields of a process or a thread from its state on; None if it has ended."""
-    return _read_text(file).rpartition(")")[2].split() or None
+    # The name in parentheses before it may contain spaces.
+    _, _, fields = _read_text(file).rpartition(")")
+    return fields.split() or None
 
 
 def _read_wait(thread: Path) -> dict[int, float]:
     """Return the seconds that a thread has waited for a processor, by its id."""
     fields = _read_text(thread / "schedstat").split()
-    return {int(thread.name): int(fields[1]) / 1e9} if len(fields) > 1 else {}
+    if len(fields) < 2:
+        return {}
+    return {int(thread.name): int(fields[1]) / 1e9}
 
 
 def _list_folder(folder: Path) -> list[Path]:
@@ -98,25 +114,25 @@ def _read_text(file: Path) -> str:
         return ""
 
 
-def _ask_ps(pid: int) -> ProcessUsage | None:
+def _run_ps(pid: int) -> ProcessUsage | None:
     try:
-        done = subprocess.run(_PS_COMMAND, capture_output=True, text=True, timeout=_PS_SECONDS, check=False)
+        ended = subprocess.run(_PS_COMMAND, capture_output=True, text=True, timeout=_PS_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return parse_ps(done.stdout, pid)
+    return parse_ps(ended.stdout, pid)
 
 
 def parse_ps(output: str, pid: int) -> ProcessUsage | None:
     """Return the usage of a process by the output of `ps -axo pid=,ppid=,state=,time=`; None if it is not in it."""
-    rows = {int(row[0]): row for line in output.splitlines() if len(row := line.split()) == 4}
+    rows = {int(row[0]): row for row in map(str.split, output.splitlines()) if len(row) == 4}
     if pid not in rows:
         return None
-    members = {pid}
-    while more := {process for process, row in rows.items() if int(row[1]) in members} - members:
-        members |= more
-    states = [rows[member][2] for member in members]
+    family = {pid}
+    while children := {process for process, row in rows.items() if int(row[1]) in family} - family:
+        family |= children
+    states = [rows[process][2] for process in family]
     return ProcessUsage(
-        processor=sum(_ps_seconds(rows[member][3]) for member in members),
+        processor=sum(_ps_seconds(rows[process][3]) for process in family),
         is_stopped=rows[pid][2][0] in _STOPPED,
         is_runnable=any(state[0] == _RUNNABLE for state in states),
         waits_for_disk=any(state[0] in _DISK for state in states),

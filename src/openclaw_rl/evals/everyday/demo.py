@@ -38,7 +38,7 @@ _SHOWN_CHARS = 160
 
 @dataclass(slots=True, kw_only=True)
 class EverydayTalk:
-    """The course of a conversation: whether each reply was liked, and the version that gave it."""
+    """A conversation: whether each reply was liked, the version that gave it, and the calls that failed."""
 
     liked: list[bool] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
@@ -46,7 +46,7 @@ class EverydayTalk:
 
 
 async def measure_held_out(api: Any, model: str, console: TerminalConsole) -> list[str]:
-    """Return the replies to questions that are never asked, each in a conversation of its own, as side traffic."""
+    """Return the replies to the held-out questions, each in a conversation of its own, as side traffic."""
     questions = held_out_prompts()[:MEASURED_QUESTIONS]
     gate = asyncio.Semaphore(8)
     columns = (TextColumn("  {task.description}"), BarColumn(40), MofNCompleteColumn(), TimeElapsedColumn())
@@ -133,7 +133,7 @@ class EverydayDemo:
                 self._console.print(Text(f"         noted: {text}", "green"))
 
     async def _wait_for_practice(self) -> None:
-        """Wait until the weights follow the lessons by themselves, or for the longest break."""
+        """Wait until the weights follow the lessons without a prompt, or for the longest break."""
         began = time.monotonic()
         columns = (TextColumn("  {task.description}"), TimeElapsedColumn())
         with Progress(*columns, console=self._console) as progress:
@@ -153,14 +153,15 @@ class EverydayDemo:
 def print_result(
     console: TerminalConsole, taste: EverydayTaste, talk: EverydayTalk, before: Sequence[str], after: Sequence[str]
 ) -> None:
-    """Print some replies before and after, and what the person likes."""
+    """Print some replies before and after, and how many of all the person likes."""
     table = Table(title="held-out questions under the plain prompt: in the weights alone", show_lines=True)
     for column in ("question", "before", "after"):
         table.add_column(column, ratio=1)
     for question, old, new in list(zip(held_out_prompts(), before, after, strict=False))[:_SHOWN_REPLIES]:
         table.add_row(Text(question), Text(old), Text(new))
     console.print(table)
-    liked_before, liked_after = (sum(map(taste.is_met, replies)) for replies in (before, after))
+    liked_before = sum(map(taste.is_met, before))
+    liked_after = sum(map(taste.is_met, after))
     console.print(
         f"  the person likes: {taste.definition}\n"
         f"  satisfied in the weights alone: {liked_before} -> {liked_after} of {len(after)} held-out questions\n"
@@ -185,10 +186,12 @@ def main() -> None:
 
 
 def _run_system(arguments: argparse.Namespace) -> bool:
-    """Run system and demo. Return whether the model learned something of the taste."""
+    """Run system and demo. Return whether the person likes more of the replies than before."""
     seed = random.SystemRandom().randrange(10_000) if arguments.seed is None else arguments.seed
     name = arguments.taste or random.Random(seed).choice(sorted(EVERYDAY_TASTES))
-    taste, console, began = EVERYDAY_TASTES[name], TerminalConsole(), time.monotonic()
+    taste = EVERYDAY_TASTES[name]
+    console = TerminalConsole()
+    began = time.monotonic()
     home = arguments.out / time.strftime("home-%Y%m%d-%H%M%S")
     console.print(Text.assemble(("OpenClaw-RL demo", "bold"), f"  model {arguments.model}, seed {seed}, home {home}"))
     console.print("  starting engine, gateway, collect, judge and train (the first time, the model is fetched) ...")

@@ -20,12 +20,12 @@ MAX_SESSION_TURNS = 3
 MAX_TOKENS = 60
 """Limit of a reply to the person."""
 TEMPERATURE = 0.7
-"""At which the person's client samples."""
+"""Sampling temperature of the person's client."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClosedQuestion:
-    """A question and the words of which a right answer has one."""
+    """A question, and words: a right answer has one of them."""
 
     question: str
     answers: Sequence[str]
@@ -33,7 +33,7 @@ class ClosedQuestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EverydayReaction:
-    """One reaction: what the person was answered, said about it, and whether the reply was to their taste."""
+    """One reaction: question and reply, the person's phrase about it, and whether the reply met their taste."""
 
     question: str
     reply: str
@@ -48,7 +48,7 @@ def _tables() -> Mapping[str, Any]:
 
 
 def held_out_prompts() -> Sequence[str]:
-    """Return the questions that are only measured."""
+    """Return the questions that the person never asks, which measure what was learned."""
     return tuple(_tables()["held_out"])
 
 
@@ -63,12 +63,12 @@ def closed_questions() -> Sequence[ClosedQuestion]:
 
 
 def complaints(taste: TasteName) -> Sequence[str]:
-    """Return what a person of this taste says about a reply that is not to it."""
+    """Return phrases of a person with this taste about a reply that does not meet it."""
     return tuple(_tables()["tastes"][taste]["complaint"])
 
 
 def praises() -> Sequence[str]:
-    """Return what a person says about a reply that is to their taste."""
+    """Return phrases of a person about a reply that meets their taste."""
     return tuple(_tables()["praise"])
 
 

@@ -1,4 +1,4 @@
-"""The tastes of a simulated person in the replies of any model: five of them, each decided by a program."""
+"""The five tastes of a simulated person in the replies of any model, each decided by a program."""
 
 from __future__ import annotations
 

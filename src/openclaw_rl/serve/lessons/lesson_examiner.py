@@ -1,7 +1,8 @@
 """Examine lessons: whether the base and the version that answers stay right with them in the prompt.
 
-What stands in a prompt is examined at once, beside the replies to people: it is a few short answers, once for each set
-of lessons. What the trainer asks for, and how many lessons the base carries, is examined while nobody waits.
+The lessons of a prompt are examined at once, beside the replies to people: that takes a few short answers, once for
+each set of lessons. Sets that the trainer requests, and the number of lessons that the base carries, are examined while
+nobody waits for a reply.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from openclaw_rl.common.progress import record_progress
 from openclaw_rl.errors import OpenClawError
@@ -30,7 +31,8 @@ log = logging.getLogger(__name__)
 MAX_WAITING_SETS = 64
 """Sets of lessons that wait for their examination; a prompt with another one asks for it again."""
 _MAX_REQUESTED = 16
-_POLL_SECONDS, _RETRY_SECONDS = 2.0, 5.0
+_POLL_SECONDS = 2.0
+_RETRY_SECONDS = 5.0
 
 
 class LessonExaminer:
@@ -51,8 +53,12 @@ class LessonExaminer:
 
         `measures_at_start`: whether the capacity is measured before there is any lesson.
         """
-        self._store, self._asker, self._versions = store, asker, versions
-        self._identity, self._is_idle, self._clock = identity, is_idle, clock
+        self._store = store
+        self._asker = asker
+        self._versions = versions
+        self._identity = identity
+        self._is_idle = is_idle
+        self._clock = clock
         self._probes = load_lesson_probes()
         self._waiting: dict[tuple[str, ...], LessonSetOfPrompt] = {}
         self._wake_event = asyncio.Event()
@@ -61,7 +67,7 @@ class LessonExaminer:
         self._is_measured = False
 
     def submit(self, lessons: LessonSetOfPrompt) -> None:
-        """Examine what stands in a prompt, as soon as possible."""
+        """Examine the lessons of a prompt, as soon as possible."""
         key = (lessons.policy, *(text.text for text in lessons.texts))
         if key in self._waiting or len(self._waiting) < MAX_WAITING_SETS:
             self._waiting[key] = lessons
@@ -70,7 +76,7 @@ class LessonExaminer:
     async def run(self) -> None:
         """Examine until cancelled.
 
-        Consumes: lessons of prompts, and what the trainer asks for. Produces: results, and withdrawn lessons.
+        Consumes: lessons of prompts, and requests of the trainer. Produces: results, and withdrawn lessons.
         Waits for: `submit`. Unblocked by: `submit`, or a poll.
         """
         while True:
@@ -89,7 +95,7 @@ class LessonExaminer:
                 continue
 
     async def examine_all(self) -> bool:
-        """Examine all that was submitted and all that the trainer asks for. Returns whether there was anything.
+        """Examine all submitted sets and all that the trainer requests. Returns whether there was any.
 
         Raises as `ProbeAsker.ask` does.
         """
@@ -102,7 +108,7 @@ class LessonExaminer:
         return is_any
 
     async def examine_waiting(self) -> None:
-        """Examine all that was submitted. Raises as `ProbeAsker.ask` does, and what waits then still waits."""
+        """Examine all submitted sets. Raises as `ProbeAsker.ask` does; sets that wait then still wait."""
         while self._waiting:
             key, lessons = next(iter(self._waiting.items()))
             await self._settle(lessons)
@@ -110,7 +116,7 @@ class LessonExaminer:
                 del self._waiting[key]
 
     async def _settle(self, lessons: LessonSetOfPrompt) -> None:
-        """Examine a set, and parts of it if it costs correctness, until it is known what stands in the prompt."""
+        """Examine a set, and parts of it if it costs correctness, until the choice for the prompt is known."""
         while True:
             choice = await asyncio.to_thread(self._choose, lessons)
             if choice.missing is None:
@@ -124,18 +130,17 @@ class LessonExaminer:
 
     async def _examine(self, texts: Sequence[str], policy: str | None, *, is_stopped: Callable[[], bool]) -> bool:
         """Examine texts under the base, and under the version that answers for a policy. False if it was stopped."""
-        found: list[tuple[int, ExaminationResult]] = []
-        base = await self._compare(BASE_VERSION, texts, is_stopped)
-        if base is None:
+        base_result = await self._compare(BASE_VERSION, texts, is_stopped)
+        if base_result is None:
             return False
-        found.append((BASE_VERSION, base))
+        results = {BASE_VERSION: base_result}
         version = BASE_VERSION if policy is None else self._serving_version(policy)
-        if version != BASE_VERSION and base.is_sound:
-            served = await self._compare(version, texts, is_stopped)
-            if served is None:
+        if version != BASE_VERSION and base_result.is_sound:
+            version_result = await self._compare(version, texts, is_stopped)
+            if version_result is None:
                 return False
-            found.append((version, served))
-        await asyncio.to_thread(self._record, texts, found)
+            results[version] = version_result
+        await asyncio.to_thread(self._record, texts, results)
         return True
 
     def _serving_version(self, policy: str) -> int:
@@ -154,18 +159,20 @@ class LessonExaminer:
         if probes is None:
             return None
         allowed = accepted_losses(len(probes))
-        asked = right = lost = 0
-        for some in self._parts(probes):
-            answers = await self._asker.ask(version, some, texts, is_stopped)
+        asked = 0
+        right = 0
+        lost = 0
+        for part in self._parts(probes):
+            answers = await self._asker.ask(version, part, texts, is_stopped)
             if answers is None:
                 return None
-            wrong = [probe for probe, answer in zip(some, answers, strict=True) if not probe.is_correct(answer)]
-            plain = await self._right_without(version, wrong, is_stopped)
-            if plain is None:
+            wrong = [probe for probe, answer in zip(part, answers, strict=True) if not probe.is_correct(answer)]
+            right_without = await self._right_without(version, wrong, is_stopped)
+            if right_without is None:
                 return None
-            asked += len(some)
-            right += len(some) - len(wrong)
-            lost += plain
+            asked += len(part)
+            right += len(part) - len(wrong)
+            lost += right_without
             record_progress()
             if lost > allowed:
                 break
@@ -192,11 +199,11 @@ class LessonExaminer:
             answers = await asyncio.to_thread(self._read_base_answers)
             if answers is None:
                 answers = {}
-                for some in self._parts(self._probes):
-                    said = await self._asker.ask(BASE_VERSION, some, (), is_stopped)
-                    if said is None:
+                for part in self._parts(self._probes):
+                    sampled = await self._asker.ask(BASE_VERSION, part, (), is_stopped)
+                    if sampled is None:
                         return None
-                    answers |= {probe.question: answer for probe, answer in zip(some, said, strict=True)}
+                    answers |= {probe.question: answer for probe, answer in zip(part, sampled, strict=True)}
                     record_progress()
                 await asyncio.to_thread(self._record_base_answers, answers)
             self._references = reference_probes(self._probes, answers)
@@ -205,7 +212,7 @@ class LessonExaminer:
     # In idle time.
 
     async def _examine_in_idle_time(self) -> None:
-        """Examine what the trainer asks for, then measure the capacity. Ends when a person wants a reply."""
+        """Examine the sets that the trainer requests, then measure the capacity. Ends when a person wants a reply."""
 
         def is_stopped() -> bool:
             return not self._is_idle() or bool(self._waiting)
@@ -234,7 +241,7 @@ class LessonExaminer:
                 alone = await self._compare(BASE_VERSION, [text], is_stopped)
                 if alone is None:
                     return False
-                # A lesson that costs correctness alone says nothing about their number.
+                # A lesson that costs correctness alone does not show how many the base carries.
                 if alone.is_sound:
                     break
             if len(carried) == MAX_PROMPT_LESSONS:
@@ -246,19 +253,20 @@ class LessonExaminer:
 
     # In threads.
 
-    def _record(self, texts: Sequence[str], found: Sequence[tuple[int, ExaminationResult]]) -> None:
+    def _record(self, texts: Sequence[str], results: Mapping[int, ExaminationResult]) -> None:
+        """Store the results of a set of lessons, by version."""
         digest = examinations.lessons_digest(texts, self._identity, self._store.secret)
         with self._store.write() as conn:
-            for version, result in found:
+            for version, result in results.items():
                 examinations.record_result(conn, digest, version, result)
 
     def _apply(self, lessons: LessonSetOfPrompt, choice: LessonChoice) -> None:
         """Withdraw the lessons that cost correctness, and restore withdrawn ones that do not."""
         now = self._clock()
         with self._store.write() as conn:
-            for left in choice.left_out:
-                withdrawal = _withdrawal_of(lessons, left, now)
-                lesson = lessons.texts[left.place].lesson
+            for left_out in choice.left_out:
+                withdrawal = _withdrawal_of(lessons, left_out, now)
+                lesson = lessons.texts[left_out.place].lesson
                 if lesson is None or withdrawal is None:
                     continue
                 if withdrawals.withdraw(conn, lesson.id, lesson.text, withdrawal):
@@ -295,22 +303,27 @@ class LessonExaminer:
             examinations.record_capacity(conn, self._identity, capacity)
 
 
-def _withdrawal_of(lessons: LessonSetOfPrompt, left: LeftOut, now: float) -> Withdrawal | None:
-    """Return why a lesson is withdrawn; None if it is only left out of this prompt.
+def _withdrawal_of(lessons: LessonSetOfPrompt, left_out: LeftOut, now: float) -> Withdrawal | None:
+    """Return the withdrawal of a lesson; None if it is only left out of this prompt.
 
-    That is so where a wish of the newest message, or a lesson that is not for all prompts of this one, is what it costs
-    correctness beside.
+    It is only left out if it costs correctness beside a wish of the newest message, or beside a lesson that is not in
+    all prompts that this one is for.
     """
-    lesson = lessons.texts[left.place].lesson
-    others = [lessons.texts[place].lesson for place in left.beside]
-    if lesson is None or any(other is None or not other.covers(lesson) for other in others):
+    lesson = lessons.texts[left_out.place].lesson
+    if lesson is None:
         return None
+    beside = []
+    for place in left_out.beside:
+        other = lessons.texts[place].lesson
+        if other is None or not other.covers(lesson):
+            return None
+        beside.append(other.id)
     return Withdrawal(
-        code=left.code,
-        asked=left.result.asked,
-        right_with=left.result.right_with,
-        right_without=left.result.right_without,
-        beside=tuple(other.id for other in others if other is not None),
+        code=left_out.code,
+        asked=left_out.result.asked,
+        right_with=left_out.result.right_with,
+        right_without=left_out.result.right_without,
+        beside=tuple(beside),
         at=now,
     )
 

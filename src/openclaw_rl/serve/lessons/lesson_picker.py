@@ -1,7 +1,7 @@
 """Choose the lessons for a prompt. Their text is added to the last user message, where hints are.
 
-What stands in a prompt for the first time is examined meanwhile (`lesson_examiner.py`). What is known to cost
-correctness stands in no prompt.
+A set of lessons that is in a prompt for the first time is examined meanwhile (`lesson_examiner.py`). A set that is
+known to cost correctness is in no prompt.
 """
 
 from __future__ import annotations
@@ -64,12 +64,17 @@ class LessonPicker:
 
         `identity`: of the base. `examine`: starts an examination; None: no lesson is examined.
         """
-        self._store, self._mode, self.per, self._is_ephemeral = store, mode, per, is_ephemeral
-        self._topics, self._identity, self._examine = topics, identity, examine
+        self._store = store
+        self._mode = mode
+        self.per = per
+        self._topics = topics
+        self._is_ephemeral = is_ephemeral
+        self._identity = identity
+        self._examine = examine
 
-    def lookup(self, ask: ChatRequest, scope: str) -> LessonLookup:
+    def lookup(self, request: ChatRequest, scope: str) -> LessonLookup:
         """Return the lookup for one request. `scope`: id of its API key."""
-        return LessonLookup(self, ask, scope)
+        return LessonLookup(self, request, scope)
 
     async def pick_lessons(
         self, messages: Sequence[Message], context: PromptContext, chains: ChainReader
@@ -79,93 +84,109 @@ class LessonPicker:
         `context`: without the question; of the conversation, only the name that the client gives. `chains` returns the
         chained hashes of the messages, by which the conversation is found without a name.
         """
-        found, to_examine = await asyncio.to_thread(self._read_lessons, messages, context, chains)
+        picked, to_examine = await asyncio.to_thread(self._read_lessons, messages, context, chains)
         if self._examine is not None:
-            for lessons in to_examine:
-                self._examine(lessons)
-        return found
+            for lesson_set in to_examine:
+                self._examine(lesson_set)
+        return picked
 
     def _read_lessons(
         self, messages: Sequence[Message], context: PromptContext, chains: ChainReader
     ) -> tuple[PromptLessons, list[LessonSetOfPrompt]]:
-        question = question_hash(messages, self._is_ephemeral, key=self._store.secret, user=context.user)
         context = replace(
-            context, question=question, asked=asked_text(messages, self._is_ephemeral, self._topics.without_scopes)
+            context,
+            question=question_hash(messages, self._is_ephemeral, key=self._store.secret, user=context.user),
+            asked=asked_text(messages, self._is_ephemeral, self._topics.without_scopes),
         )
         states = (LessonState.ACTIVE, LessonState.LEARNED, LessonState.WITHDRAWN)
         with self._store.read() as conn:
-            known = sessions_of_history(conn, context, chains)
-            lessons = lessons_for(conn, replace(context, sessions=(*context.sessions, *known)), states=states)
+            sessions = sessions_of_history(conn, context, chains)
+            lessons = lessons_for(conn, replace(context, sessions=(*context.sessions, *sessions)), states=states)
             capacity = lesson_capacity(conn, self._identity)
-            wanted = [lesson for lesson in lessons if self._is_wanted(lesson)]
-            in_force = frozenset(lesson.id for lesson in wanted)
+            served = [lesson for lesson in lessons if self._is_served(lesson)]
+            in_force = frozenset(lesson.id for lesson in served)
             withdrawn = [lesson for lesson in lessons if lesson.state is LessonState.WITHDRAWN]
-            wishes, said = self._read_wishes(messages), dict[str, str]()
+            wishes = self._read_wishes(messages)
+            new_wishes: dict[str, str] = {}
             if wishes.topics or wishes.hints:
                 topics = {lesson.id: self._topics.topic_of(lesson.text, lesson.topic) for lesson in lessons}
-                wanted = [one for one in wanted if one.is_pinned or not is_contradicted(topics[one.id], wishes.topics)]
-                said = _new_wishes(wishes, [(one.text, topics[one.id]) for one in (*wanted, *withdrawn)])
-            fitting = fitting_lessons(wanted, capacity=capacity)
+                served = [
+                    lesson
+                    for lesson in served
+                    if lesson.is_pinned or not is_contradicted(topics[lesson.id], wishes.topics)
+                ]
+                known = [(lesson.text, topics[lesson.id]) for lesson in (*served, *withdrawn)]
+                new_wishes = _new_wishes(wishes, known)
+            fitting = fitting_lessons(served, capacity=capacity)
             if self._examine is None:
-                return PromptLessons(texts={lesson.id: lesson.text for lesson in fitting} | said), []
-            return self._leave_out(conn, context.policy, fitting, said, withdrawn, in_force, capacity)
+                return PromptLessons(texts={lesson.id: lesson.text for lesson in fitting} | new_wishes), []
+            return self._leave_out(conn, context.policy, fitting, new_wishes, withdrawn, in_force, capacity)
 
     def _leave_out(
         self,
         conn: Connection,
         policy: str,
         fitting: Sequence[Lesson],
-        said: Mapping[str, str],
+        wishes: Mapping[str, str],
         withdrawn: Sequence[Lesson],
         in_force: AbstractSet[str],
         capacity: int,
     ) -> tuple[PromptLessons, list[LessonSetOfPrompt]]:
-        """Return the lessons without those that are known to cost correctness, and the sets that are to be examined.
+        """Return the lessons without those that are known to cost correctness, and the sets to examine.
 
-        `said`: id -> text of what the newest message says. `in_force`: ids of all lessons of the person that are, also
-        of those that the newest message contradicts.
+        `wishes`: id -> text of the wishes in the newest message. `in_force`: ids of all lessons of the person that are
+        in force, also of those that the newest message contradicts.
         """
         now = max((lesson.reinforced_at for lesson in (*fitting, *withdrawn)), default=0.0)
         examined = [lesson for lesson in fitting if lesson.is_examined and lesson.state is not LessonState.WITHDRAWN]
         texts = [ExaminedText.of_lesson(lesson, now) for lesson in examined]
-        texts += [ExaminedText(id=id_, text=text) for id_, text in said.items()]
-        lessons = LessonSetOfPrompt(policy=policy, texts=tuple(texts))
-        choice = lessons.choose(conn, self._identity, self._store.secret)
+        texts += [ExaminedText(id=id_, text=text) for id_, text in wishes.items()]
+        whole = LessonSetOfPrompt(policy=policy, texts=tuple(texts))
+        choice = whole.choose(conn, self._identity, self._store.secret)
         chosen = {texts[place].id for place in choice.chosen}
-        to_examine = [lessons] if choice.missing is not None or choice.left_out else []
-        due = [one for one in withdrawn if one.is_examined and is_due_again(one, in_force)]
+        to_examine = []
+        if choice.missing is not None or choice.left_out:
+            to_examine.append(whole)
+        due = [lesson for lesson in withdrawn if lesson.is_examined and is_due_again(lesson, in_force)]
         if due and len(chosen) < capacity:
-            again = [ExaminedText.of_lesson(lesson, now) for lesson in due[: capacity - len(chosen)]]
-            in_order = sorted([*(text for text in texts if text.id in chosen), *again], key=_place_in_prompt)
+            due_texts = [ExaminedText.of_lesson(lesson, now) for lesson in due[: capacity - len(chosen)]]
+            chosen_texts = [text for text in texts if text.id in chosen]
+            in_order = sorted([*chosen_texts, *due_texts], key=_place_in_prompt)
             to_examine.append(LessonSetOfPrompt(policy=policy, texts=tuple(in_order)))
         unexamined = {lesson.id for lesson in fitting if lesson not in examined}
-        in_prompt = {one.id: one.text for one in fitting if one.is_pinned or one.id in chosen | unexamined}
-        in_prompt |= {id_: text for id_, text in said.items() if id_ in chosen}
+        in_prompt = {
+            lesson.id: lesson.text
+            for lesson in fitting
+            if lesson.is_pinned or lesson.id in chosen or lesson.id in unexamined
+        }
+        in_prompt |= {id_: text for id_, text in wishes.items() if id_ in chosen}
         left_out = [text.id for text in texts if text.lesson is not None and text.id not in chosen]
         left_out += [lesson.id for lesson in withdrawn]
         return PromptLessons(texts=in_prompt, withdrawn=tuple(left_out)), to_examine
 
     def _read_wishes(self, messages: Sequence[Message]) -> Wishes:
-        """Return what the newest words of the person ask for."""
+        """Return the wishes in the newest message of the person."""
         newest = hinted_index(messages, self._is_ephemeral)
         if newest is None:
             return Wishes()
         replies = (message for message in reversed(messages[:newest]) if message.get("role") == "assistant")
         reply = next(replies, None)
-        return self._topics.read_wishes(messages[newest], None if reply is None else message_text(reply))
+        reply_text = None if reply is None else message_text(reply)
+        return self._topics.read_wishes(messages[newest], reply_text)
 
-    def _is_wanted(self, lesson: Lesson) -> bool:
-        if lesson.is_pinned:
+    def _is_served(self, lesson: Lesson) -> bool:
+        if lesson.is_pinned or lesson.state is LessonState.ACTIVE:
             return True
-        is_in_weights = lesson.state is LessonState.LEARNED
-        return lesson.state is LessonState.ACTIVE or (is_in_weights and self._mode == "always")
+        return lesson.state is LessonState.LEARNED and self._mode == "always"
 
 
 class LessonLookup:
     """The lessons for the prompt of one request. `found`: once they were looked up."""
 
-    def __init__(self, picker: LessonPicker, ask: ChatRequest, scope: str) -> None:
-        self._picker, self._ask, self._scope = picker, ask, scope
+    def __init__(self, picker: LessonPicker, request: ChatRequest, scope: str) -> None:
+        self._picker = picker
+        self._request = request
+        self._scope = scope
         self.found = NO_LESSONS
 
     async def find_lessons(self, origin: tuple[str, str] | None, chains: ChainReader) -> Mapping[str, str]:
@@ -173,33 +194,35 @@ class LessonLookup:
 
         `chains`: as for `LessonPicker.pick_lessons`.
         """
-        ask = self._ask
+        request = self._request
         stated_session, stated_agent = origin or ("", "")
-        agent, session = ask.agent or stated_agent, ask.session or stated_session
+        agent = request.agent or stated_agent
+        session = request.session or stated_session
         context = PromptContext(
-            policy=policy_name(self._picker.per, agent=agent, user=ask.user, key=self._scope),
+            policy=policy_name(self._picker.per, agent=agent, user=request.user, key=self._scope),
             key=self._scope,
             agent=agent,
-            user=ask.user,
+            user=request.user,
             sessions=(session,) if session else (),
         )
-        self.found = await self._picker.pick_lessons(ask.messages, context, chains)
+        self.found = await self._picker.pick_lessons(request.messages, context, chains)
         return self.found.texts
 
 
 def _place_in_prompt(text: ExaminedText) -> float:
-    """Return the place of a text among others: lessons stand in the order in which they were made, wishes last."""
+    """Return the place of a text among others: lessons are in the order in which they were made, wishes last."""
     return text.lesson.made_at if text.lesson is not None else float("inf")
 
 
-def _new_wishes(wishes: Wishes, lessons: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """Return id -> text of what was just said, and is not among the lessons, given as (text, topic)."""
-    topics, texts = {topic for _, topic in lessons}, {normalise_lesson(text) for text, _ in lessons}
-    return {
-        f"{WISH_PREFIX}{topic}": text
-        for topic, text in wishes.hints.items()
-        if topic not in topics
-        and normalise_lesson(text) not in texts
-        and not is_opposed(topic, topics)
-        and len(text) <= MAX_PROMPT_CHARS
-    }
+def _new_wishes(wishes: Wishes, known: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Return id -> text of the wishes that are not among the known lessons. `known`: (text, topic) of each lesson."""
+    topics = {topic for _, topic in known}
+    texts = {normalise_lesson(text) for text, _ in known}
+    new_wishes = {}
+    for topic, text in wishes.hints.items():
+        if topic in topics or is_opposed(topic, topics):
+            continue
+        if normalise_lesson(text) in texts or len(text) > MAX_PROMPT_CHARS:
+            continue
+        new_wishes[f"{WISH_PREFIX}{topic}"] = text
+    return new_wishes

@@ -13,15 +13,15 @@ from openclaw_rl.store.lessons.examinations import ExaminationResult
 from openclaw_rl.store.lessons.lessons import Lesson, LessonState
 
 WISH_WEIGHT = 1.0
-"""Weight of what the newest message says, as of a lesson that was said once."""
+"""Weight of a wish in the newest message: that of a lesson that was said once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExaminedText:
-    """A lesson, or what the newest message says, as it stands in a prompt.
+    """A lesson in a prompt, or a wish of the newest message that is no lesson yet.
 
-    `lesson`: None for a wish that is no lesson yet. `order`: the text with the lowest one leaves first. `said_at`: when
-    a withdrawn lesson was said last; what was found before is examined again.
+    `lesson`: None for a wish. `order`: the text with the lowest one leaves first. `said_at`: time at which a withdrawn
+    lesson was said last; an earlier examination of it does not count.
     """
 
     id: str
@@ -32,7 +32,7 @@ class ExaminedText:
 
     @classmethod
     def of_lesson(cls, lesson: Lesson, now: float) -> ExaminedText:
-        """`now`: seconds since the epoch, at which the lessons of a prompt are weighed."""
+        """Return the text of a lesson. `now`: time of its weight, in seconds since the epoch."""
         is_withdrawn = lesson.state is LessonState.WITHDRAWN
         return cls(
             id=lesson.id,
@@ -45,7 +45,7 @@ class ExaminedText:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LessonSetOfPrompt:
-    """The texts that are examined together, in the order of the prompt. `policy`: whose versions answer it."""
+    """The texts that are examined together, in the order of the prompt. `policy`: name of the one that answers."""
 
     policy: str
     texts: tuple[ExaminedText, ...]
@@ -59,7 +59,7 @@ class LessonSetOfPrompt:
         return [self.texts[place].text for place in places]
 
     def choose(self, conn: Connection, identity: str, key: bytes) -> LessonChoice:
-        """Return what stands in the prompt, by the examinations so far. `key`: of the digests."""
+        """Return the choice for the prompt, by the examinations so far. `key`: of the digests."""
 
         def find_result(places: LessonSet) -> ExaminationResult | None:
             digest = examinations.lessons_digest(self.texts_at(places), identity, key)
@@ -73,9 +73,9 @@ class LessonSetOfPrompt:
 
 
 def is_due_again(lesson: Lesson, in_force: AbstractSet[str]) -> bool:
-    """Return whether a withdrawn lesson is examined again. `in_force`: ids of the lessons that are.
+    """Return whether a withdrawn lesson is examined again. `in_force`: ids of the lessons that are in force.
 
-    It is when it was said again since, and when a lesson beside which it cost correctness is no longer in force.
+    It is if it was said again since, or if a lesson beside which it cost correctness is no longer in force.
     """
     withdrawal = lesson.withdrawal
     if lesson.state is not LessonState.WITHDRAWN or withdrawal is None:

@@ -1,4 +1,4 @@
-"""Ask a version questions with known answers, with lessons in the prompt. Nothing is stored of the replies."""
+"""Ask a version questions with known answers, with lessons in the prompt. The replies are not stored."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ class ProbeAsker:
         self, engine: Engine, versions: VersionManager, renderer: Renderer, *, convention: Convention, at_once: int
     ) -> None:
         """`at_once`: questions in one call of `ask`."""
-        self._engine, self._versions, self._renderer = engine, versions, renderer
+        self._engine = engine
+        self._versions = versions
+        self._renderer = renderer
         self._convention: Convention = convention
         self.at_once = at_once
-        template = renderer.template
         # Reasoning would take all tokens of an answer.
-        self._variables: dict[str, Any] = {_THINKING: False} if _THINKING in template.names else {}
+        self._variables: dict[str, Any] = {_THINKING: False} if _THINKING in renderer.template.names else {}
 
     async def ask(
         self, version: int, probes: Sequence[Probe], texts: Sequence[str], is_stopped: Callable[[], bool]
@@ -64,7 +65,8 @@ class ProbeAsker:
             stop_token_ids=self._renderer.stop_token_ids,
         )
         ids: list[int] = []
-        answer, was_correct = "", False
+        answer = ""
+        was_correct = False
         async with aclosing(self._engine.generate(generation)) as chunks:  # type: ignore[type-var]
             async for chunk in chunks:
                 if is_stopped():
@@ -90,7 +92,8 @@ async def _run_all(answers: Sequence[Coroutine[Any, Any, str]]) -> list[str]:
     tasks = [asyncio.create_task(answer) for answer in answers]
     try:
         return list(await asyncio.gather(*tasks))
-    except BaseException:  # re-raised: also a cancellation has to cancel the other answers
+    except BaseException:
+        # Re-raised: also a cancellation has to cancel the other answers.
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
