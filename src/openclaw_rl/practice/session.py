@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -35,7 +35,7 @@ from openclaw_rl.settings.schema_practice import PracticeConfig
 from openclaw_rl.store import leases, turn_states
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lessons import examinations, lessons, practice_turns
-from openclaw_rl.store.lessons.lessons import LessonState
+from openclaw_rl.store.lessons.lessons import Lesson, LessonState
 from openclaw_rl.store.lessons.practice_turns import PRACTICE_SCOPE, PracticeTurn
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.store.lineage.policy_names import OwnerFilter, PolicyOwner, owner_filter
@@ -433,11 +433,7 @@ class PracticeSession:
         taken_back = turn_states.taken_back(conn, list(gaps))
         contrasts = practice_turns.contrast_turns(conn, gaps.keys())
         turns_by_lesson = practice_turns.lessons_of_practice(conn, gaps.keys() - {*taken_back, *contrasts})
-        linked = (lessons.get(conn, id_) for id_ in turns_by_lesson)
-        practised = [lesson for lesson in linked if lesson is not None and lesson.is_practised]
-        active = [lesson for lesson in practised if lesson.state is LessonState.ACTIVE]
-        # Beside an active lesson, the divergence says nothing about a learned one.
-        for lesson in active or practised:
+        for lesson in _measured_lessons(conn, turns_by_lesson):
             divergence = missing_share([gaps[turn] for turn in turns_by_lesson[lesson.id]])
             lessons.record_divergence(conn, lesson.id, head.version, divergence, at=self._clock())
             newest = practice_turns.newest_divergences(conn, lesson.id, lineage, limit=AVERAGED_STEPS)
@@ -449,3 +445,14 @@ class PracticeSession:
                 lessons.mark_active(conn, lesson.id)
                 lessons.renew(conn, lesson.id, at=self._clock())
                 log.info('no longer in the weights: "%s" (divergence %.3f)', lesson.text, divergence)
+
+
+def _measured_lessons(conn: Connection, ids: Iterable[str]) -> list[Lesson]:
+    """Return the lessons, of those with these ids, whose divergence a step of practice has measured.
+
+    Beside an active lesson, the divergence says nothing about a learned one.
+    """
+    linked = (lessons.get(conn, id_) for id_ in ids)
+    practised = [lesson for lesson in linked if lesson is not None and lesson.is_practised]
+    active = [lesson for lesson in practised if lesson.state is LessonState.ACTIVE]
+    return active or practised

@@ -46,6 +46,60 @@ class PromptLessons:
 NO_LESSONS = PromptLessons()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PromptCandidates:
+    """The lessons and wishes that may be in one prompt. `policy`: name of the one that answers.
+
+    `fitting`: lessons for which the prompt has space. `wishes`: id -> text of the wishes in the newest message.
+    `in_force`: ids of all lessons of the person that are in force, also of those that the newest message contradicts.
+    `capacity`: how many lessons the base carries.
+    """
+
+    policy: str
+    fitting: Sequence[Lesson]
+    wishes: Mapping[str, str]
+    withdrawn: Sequence[Lesson]
+    in_force: AbstractSet[str]
+    capacity: int
+
+    @property
+    def newest_at(self) -> float:
+        """Time of the newest evidence for a lesson, at which all are weighed."""
+        return max((lesson.reinforced_at for lesson in (*self.fitting, *self.withdrawn)), default=0.0)
+
+    def examined_texts(self) -> list[ExaminedText]:
+        """Return the texts that are examined together, in the order of the prompt."""
+        newest_at = self.newest_at
+        examined = [
+            lesson for lesson in self.fitting if lesson.is_examined and lesson.state is not LessonState.WITHDRAWN
+        ]
+        texts = [ExaminedText.of_lesson(lesson, newest_at) for lesson in examined]
+        return texts + [ExaminedText(id=id_, text=text) for id_, text in self.wishes.items()]
+
+    def set_with_due(self, chosen: Sequence[ExaminedText]) -> LessonSetOfPrompt | None:
+        """Return the chosen texts with the withdrawn lessons to examine again; None without any, or without space."""
+        due = [lesson for lesson in self.withdrawn if lesson.is_examined and is_due_again(lesson, self.in_force)]
+        space = self.capacity - len(chosen)
+        if not due or space <= 0:
+            return None
+        newest_at = self.newest_at
+        due_texts = [ExaminedText.of_lesson(lesson, newest_at) for lesson in due[:space]]
+        in_order = sorted([*chosen, *due_texts], key=_place_in_prompt)
+        return LessonSetOfPrompt(policy=self.policy, texts=tuple(in_order))
+
+    def lessons_of_choice(self, texts: Sequence[ExaminedText], chosen: AbstractSet[str]) -> PromptLessons:
+        """Return the lessons of the prompt. `texts`: the examined ones; `chosen`: ids of those that may stay."""
+        refused = [text for text in texts if text.id not in chosen]
+        refused_ids = {text.id for text in refused}
+        in_prompt = {
+            lesson.id: lesson.text for lesson in self.fitting if lesson.is_pinned or lesson.id not in refused_ids
+        }
+        in_prompt |= {id_: text for id_, text in self.wishes.items() if id_ in chosen}
+        withdrawn = [text.id for text in refused if text.lesson is not None]
+        withdrawn += [lesson.id for lesson in self.withdrawn]
+        return PromptLessons(texts=in_prompt, withdrawn=tuple(withdrawn))
+
+
 class LessonPicker:
     """Reads the lessons for each prompt from the store, so that a new one is in the next prompt."""
 
@@ -120,49 +174,31 @@ class LessonPicker:
             fitting = fitting_lessons(served, capacity=capacity)
             if self._examine is None:
                 return PromptLessons(texts={lesson.id: lesson.text for lesson in fitting} | new_wishes), []
-            return self._leave_out(conn, context.policy, fitting, new_wishes, withdrawn, in_force, capacity)
+            candidates = _PromptCandidates(
+                policy=context.policy,
+                fitting=fitting,
+                wishes=new_wishes,
+                withdrawn=withdrawn,
+                in_force=in_force,
+                capacity=capacity,
+            )
+            return self._leave_out(conn, candidates)
 
     def _leave_out(
-        self,
-        conn: Connection,
-        policy: str,
-        fitting: Sequence[Lesson],
-        wishes: Mapping[str, str],
-        withdrawn: Sequence[Lesson],
-        in_force: AbstractSet[str],
-        capacity: int,
+        self, conn: Connection, candidates: _PromptCandidates
     ) -> tuple[PromptLessons, list[LessonSetOfPrompt]]:
-        """Return the lessons without those that are known to cost correctness, and the sets to examine.
-
-        `wishes`: id -> text of the wishes in the newest message. `in_force`: ids of all lessons of the person that are
-        in force, also of those that the newest message contradicts.
-        """
-        now = max((lesson.reinforced_at for lesson in (*fitting, *withdrawn)), default=0.0)
-        examined = [lesson for lesson in fitting if lesson.is_examined and lesson.state is not LessonState.WITHDRAWN]
-        texts = [ExaminedText.of_lesson(lesson, now) for lesson in examined]
-        texts += [ExaminedText(id=id_, text=text) for id_, text in wishes.items()]
-        whole = LessonSetOfPrompt(policy=policy, texts=tuple(texts))
+        """Return the lessons without those that are known to cost correctness, and the sets to examine."""
+        texts = candidates.examined_texts()
+        whole = LessonSetOfPrompt(policy=candidates.policy, texts=tuple(texts))
         choice = whole.choose(conn, self._identity, self._store.secret)
-        chosen = {texts[place].id for place in choice.chosen}
+        chosen = [texts[place] for place in choice.chosen]
         to_examine = []
         if choice.missing is not None or choice.left_out:
             to_examine.append(whole)
-        due = [lesson for lesson in withdrawn if lesson.is_examined and is_due_again(lesson, in_force)]
-        if due and len(chosen) < capacity:
-            due_texts = [ExaminedText.of_lesson(lesson, now) for lesson in due[: capacity - len(chosen)]]
-            chosen_texts = [text for text in texts if text.id in chosen]
-            in_order = sorted([*chosen_texts, *due_texts], key=_place_in_prompt)
-            to_examine.append(LessonSetOfPrompt(policy=policy, texts=tuple(in_order)))
-        unexamined = {lesson.id for lesson in fitting if lesson not in examined}
-        in_prompt = {
-            lesson.id: lesson.text
-            for lesson in fitting
-            if lesson.is_pinned or lesson.id in chosen or lesson.id in unexamined
-        }
-        in_prompt |= {id_: text for id_, text in wishes.items() if id_ in chosen}
-        left_out = [text.id for text in texts if text.lesson is not None and text.id not in chosen]
-        left_out += [lesson.id for lesson in withdrawn]
-        return PromptLessons(texts=in_prompt, withdrawn=tuple(left_out)), to_examine
+        with_due = candidates.set_with_due(chosen)
+        if with_due is not None:
+            to_examine.append(with_due)
+        return candidates.lessons_of_choice(texts, {text.id for text in chosen}), to_examine
 
     def _read_wishes(self, messages: Sequence[Message]) -> Wishes:
         """Return the wishes in the newest message of the person."""
