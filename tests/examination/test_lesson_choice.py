@@ -29,42 +29,42 @@ def decide(order: list[int], is_sound: Callable[[LessonSet], bool]) -> tuple[Les
 
 
 def reasons(choice: LessonChoice) -> dict[int, WithdrawalCode]:
-    return {left.place: left.code for left in choice.left_out}
+    return {left_out.place: left_out.code for left_out in choice.left_out}
 
 
-def test_lessons_that_cost_nothing_are_examined_once() -> None:
+def test_sound_lessons_are_examined_once() -> None:
     choice, examined = decide([2, 0, 1], lambda places: True)
     assert (choice.chosen, choice.left_out, examined) == ((0, 1, 2), (), [(0, 1, 2)])
 
 
-def test_a_single_lesson_that_costs_leaves() -> None:
+def test_a_single_costly_lesson_leaves() -> None:
     choice, _ = decide([0], lambda places: False)
     assert (choice.chosen, reasons(choice)) == ((), {0: ALONE})
 
 
-def test_the_lesson_that_costs_is_found_by_leaving_one_out() -> None:
+def test_the_costly_lesson_is_identified_by_leaving_one_out() -> None:
     """It is not the one that leaves first, but the one without which the others are sound."""
     choice, examined = decide([0, 1, 2], lambda places: 1 not in places)
     assert (choice.chosen, reasons(choice)) == ((0, 2), {1: ALONE})
     assert examined == [(0, 1, 2), (1, 2), (0, 2), (1,)]
 
 
-def test_of_two_that_cost_only_together_the_first_to_leave_does() -> None:
+def test_the_first_of_two_lessons_that_cost_together_leaves() -> None:
     choice, _ = decide([1, 0], lambda places: len(places) < 2)
     assert (choice.chosen, reasons(choice)) == ((0,), {1: BESIDE})
     assert choice.left_out[0].beside == (0,)
 
 
-def test_several_that_cost_leave_together() -> None:
+def test_several_costly_lessons_leave() -> None:
     choice, _ = decide([3, 2, 1, 0], lambda places: not {0, 2} & set(places))
     assert (choice.chosen, reasons(choice)) == ((1, 3), {0: ALONE, 2: ALONE})
 
 
-def test_a_set_that_nobody_has_examined_stands_in_the_prompt() -> None:
+def test_an_unexamined_set_is_in_the_prompt() -> None:
     assert choose_lessons([0, 1], lambda places: None).chosen == (0, 1)
 
 
-def test_of_a_set_that_costs_only_a_known_part_stands_in_the_prompt_meanwhile() -> None:
+def test_a_known_sound_part_of_a_costly_set_is_in_the_prompt() -> None:
     known = {(0, 1): result(False)}
     assert choose_lessons([0, 1], known.get).chosen == ()
     known[(0,)] = result(True)

@@ -9,19 +9,19 @@ from openclaw_rl.store.lessons.fitting import MAX_PROMPT_LESSONS
 PROBES = load_lesson_probes()
 
 
-def test_what_the_base_answers_right_counts() -> None:
+def test_questions_that_the_base_answers_right_are_the_reference() -> None:
     answers = {probe.question: probe.answers[0] for probe in PROBES} | {PROBES[0].question: "No idea."}
-    found = reference_probes(PROBES, answers)
-    assert (found, len(found)) == (PROBES[1 : 1 + MAX_QUESTIONS], MAX_QUESTIONS)
+    references = reference_probes(PROBES, answers)
+    assert (references, len(references)) == (PROBES[1 : 1 + MAX_QUESTIONS], MAX_QUESTIONS)
 
 
-def test_a_base_that_knows_little_is_compared_with_its_own_answers() -> None:
+def test_own_answers_are_the_reference_of_a_base_that_knows_little() -> None:
     """What is in several answers, and what was asked, says nothing."""
     answers = {probe.question: f"The word is w{n}, you see: {probe.question}" for n, probe in enumerate(PROBES)}
-    found = reference_probes(PROBES, answers)
-    assert len(found) == MAX_QUESTIONS
-    assert found[3].is_correct("It is W3.")
-    assert not found[3].is_correct("The word is w4, you see: What is it?")
+    references = reference_probes(PROBES, answers)
+    assert len(references) == MAX_QUESTIONS
+    assert references[3].is_correct("It is W3.")
+    assert not references[3].is_correct("The word is w4, you see: What is it?")
 
 
 def test_a_base_that_answers_nothing_has_no_reference() -> None:
@@ -38,6 +38,6 @@ def test_an_answer_may_be_in_another_language() -> None:
     assert not snow.is_correct("whitewash")
 
 
-def test_what_ships() -> None:
+def test_shipped_questions_and_lessons_suffice() -> None:
     assert len(PROBES) >= MAX_QUESTIONS
     assert len(set(load_typical_lessons())) >= MAX_PROMPT_LESSONS

@@ -59,7 +59,7 @@ def test_a_lesson_waits_for_its_examination(
     assert SHORT.text in hints_in(replies, renderer)
 
 
-def test_a_withdrawn_lesson_is_neither_practised_nor_beside_others(
+def test_a_withdrawn_lesson_is_not_in_practice(
     store: Store, make_loop: MakeLoop, fill: MakeLoop, replies: ScriptedReplies, renderer: Renderer
 ) -> None:
     turns = fill(store, 1, question="Where is the Louvre?")
@@ -71,7 +71,7 @@ def test_a_withdrawn_lesson_is_neither_practised_nor_beside_others(
     assert hints_in(replies, renderer) == {SHORT.text}
 
 
-def test_a_learned_lesson_beside_which_the_base_is_wrong_is_not_in_the_teachers_prompt(
+def test_a_learned_lesson_that_costs_correctness_is_not_in_the_teachers_prompt(
     store: Store, make_loop: MakeLoop, fill: MakeLoop, replies: ScriptedReplies, renderer: Renderer
 ) -> None:
     """The lesson in the weights stands in no prompt of a person, but the teacher follows it, too."""
@@ -93,9 +93,7 @@ def test_a_learned_lesson_beside_which_the_base_is_wrong_is_not_in_the_teachers_
     assert hints_in(replies, renderer) == {SHORT.text}
 
 
-def test_a_hint_with_which_the_base_is_wrong_does_not_teach(
-    store: Store, fill: MakeLoop, builder: SampleBuilder
-) -> None:
+def test_a_hint_that_costs_correctness_is_not_used(store: Store, fill: MakeLoop, builder: SampleBuilder) -> None:
     """The hint of one turn is a teacher's prompt as well, without any practice."""
     turns = fill(store, 1, score=-1, hints=(KLINGON.text,))
     with store.read() as conn:

@@ -12,13 +12,13 @@ from openclaw_rl.settings.load import from_flat
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "reason"),
     [
         ({}, ""),
         ({"train.method": "binary"}, "no practice: method binary learns from scores alone"),
         ({"practice.enabled": False}, "no practice: practice.enabled is false"),
     ],
 )
-def test_why_there_is_no_practice(settings: dict[str, object], said: str, tmp_path: Path) -> None:
+def test_no_practice_reason(settings: dict[str, object], reason: str, tmp_path: Path) -> None:
     config = from_flat({"home": str(tmp_path), "practice.enabled": True, **settings})
-    assert no_practice_reason(config, make_method(config.train)) == said
+    assert no_practice_reason(config, make_method(config.train)) == reason

@@ -53,34 +53,36 @@ def uses_of(store: Store, version: int) -> list[str]:
 
 def state_of(store: Store, lesson: str) -> LessonState:
     with store.read() as conn:
-        found = lessons.get(conn, lesson)
-    assert found is not None
-    return found.state
+        stored = lessons.get(conn, lesson)
+    assert stored is not None
+    return stored.state
 
 
-def test_a_step_of_practice(
+def test_a_step_has_replies_of_the_head_and_the_teacher(
     store: Store, make_loop: MakeLoop, fill: Fill, replies: ScriptedReplies, renderer: Renderer
 ) -> None:
-    """Half of the replies are the head's to the plain prompt, half the base's, which is told the lesson."""
+    """Half of the replies are the head's to the plain prompt, half the base's to the prompt with the lesson."""
     (turn,) = fill(store, 1, question="Where is the Louvre?")
     add_lesson(store, SHORT, [turn])
     trainer = ScriptedTrainer()
     settle(make_loop(trainer, step_limit=1))
     messages = [{"role": "user", "content": "Where is the Louvre?"}]
-    plain = renderer.render(messages).prompt_ids
-    told = renderer.render(
+    plain_ids = renderer.render(messages).prompt_ids
+    hinted_ids = renderer.render(
         with_hint(messages, "Keep answers short.", lambda message: False, renderer.hint_format)
     ).prompt_ids
-    assert [(o.version, o.prompt_ids) for o in replies.orders] == [(0, told.tolist())] * 2 + [(0, plain.tolist())] * 2
+    from_teacher = [(0, hinted_ids.tolist())] * 2
+    from_head = [(0, plain_ids.tolist())] * 2
+    assert [(order.version, order.prompt_ids) for order in replies.orders] == from_teacher + from_head
     (batch,) = trainer.batches
     assert [s.from_teacher for s in batch] == [True, True, False, False]
     for sample in batch:
         assert sample.reward is None
-        assert np.array_equal(sample.prompt_ids, plain)
-        assert [hinted.tolist() for hinted in sample.hinted_prompts] == [told.tolist()]
+        assert np.array_equal(sample.prompt_ids, plain_ids)
+        assert [hinted.tolist() for hinted in sample.hinted_prompts] == [hinted_ids.tolist()]
 
 
-def test_the_teacher_is_guided_but_not_of_contrasts(
+def test_guidance_applies_to_the_teacher_but_not_to_contrasts(
     store: Store, make_loop: MakeLoop, fill: Fill, builder: SampleBuilder
 ) -> None:
     """Whose prompt the policy reads, too: there is nothing that the prompt alone would not do."""
@@ -94,30 +96,32 @@ def test_the_teacher_is_guided_but_not_of_contrasts(
     assert [sample.guidance for sample in batch] == [None, 2.5, 2.5, 2.5]
 
 
-@pytest.mark.parametrize(("asked", "practised"), [(1.0, 1.0), (0.7, 0.7), (0.1, 0.3), (1.4, 1.0), (0.0, 1.0)])
-def test_replies_are_sampled_at_the_temperature_of_the_person(
-    store: Store, make_loop: MakeLoop, fill: Fill, replies: ScriptedReplies, asked: float, practised: float
+@pytest.mark.parametrize(("requested", "practised"), [(1.0, 1.0), (0.7, 0.7), (0.1, 0.3), (1.4, 1.0), (0.0, 1.0)])
+def test_replies_are_sampled_at_the_temperature_of_the_request(
+    store: Store, make_loop: MakeLoop, fill: Fill, replies: ScriptedReplies, requested: float, practised: float
 ) -> None:
     """From 0.3 to 1, and at 1 after a greedy reply."""
-    (turn,) = fill(store, 1, request={"sampling": Sampling(temperature=asked)})
+    (turn,) = fill(store, 1, request={"sampling": Sampling(temperature=requested)})
     add_lesson(store, SHORT, [turn])
     settle(make_loop(step_limit=1))
     assert {order.temperature for order in replies.orders} == {practised}
 
 
-@pytest.mark.parametrize(("settings", "told", "plain"), [({"replies": 8}, 4, 4), ({"teacher_share": 0.25}, 1, 3)])
-def test_how_many_replies_and_whose(
-    store: Store, make_loop: MakeLoop, fill: Fill, settings: dict[str, float], told: int, plain: int
+@pytest.mark.parametrize(
+    ("settings", "from_teacher", "from_head"), [({"replies": 8}, 4, 4), ({"teacher_share": 0.25}, 1, 3)]
+)
+def test_settings_decide_the_number_and_source_of_replies(
+    store: Store, make_loop: MakeLoop, fill: Fill, settings: dict[str, float], from_teacher: int, from_head: int
 ) -> None:
     (turn,) = fill(store, 1)
     add_lesson(store, SHORT, [turn])
     trainer = ScriptedTrainer()
     settle(make_loop(trainer, step_limit=1, **settings))
-    assert [s.from_teacher for s in trainer.batches[0]] == [True] * told + [False] * plain
+    assert [s.from_teacher for s in trainer.batches[0]] == [True] * from_teacher + [False] * from_head
 
 
 @pytest.mark.parametrize(("share", "count"), [(0.5, 2), (1.0, 2), (0.25, 1), (0.0, 0)])
-def test_a_share_of_the_teachers_replies_is_to_the_opposite_wish(
+def test_a_share_of_the_teachers_replies_is_contrast(
     store: Store,
     make_loop: MakeLoop,
     fill: Fill,
@@ -156,11 +160,11 @@ def test_a_share_of_the_prompts_is_rehearsal(
     add_lesson(store, SHORT, [turn])
     trainer = DivergingTrainer()
     settle(make_loop(trainer, step_limit=2, rehearsal_share=0.5))
-    asked = [str(renderer.tokenizer.backend.decode(order.prompt_ids)) for order in replies.orders]
-    rehearsed = [text for text in asked if any(question in text for question in rehearsal_questions())]
-    assert len(rehearsed) == len(asked) / 2
-    assert all("Where is the Louvre?" in text for text in asked if text not in rehearsed)
-    assert sum("Keep answers short." in text for text in asked) == len(asked) / 2
+    prompt_texts = [str(renderer.tokenizer.backend.decode(order.prompt_ids)) for order in replies.orders]
+    rehearsed = [text for text in prompt_texts if any(question in text for question in rehearsal_questions())]
+    assert len(rehearsed) == len(prompt_texts) / 2
+    assert all("Where is the Louvre?" in text for text in prompt_texts if text not in rehearsed)
+    assert sum("Keep answers short." in text for text in prompt_texts) == len(prompt_texts) / 2
     assert len(trainer.batches) == 2
     with store.read() as conn:
         ids = [sample.turn for sample in trainer.batches[0]]
@@ -178,7 +182,7 @@ class ContrastDivergingTrainer(ScriptedTrainer):
         return replace(super().step(samples, out), lesson_gaps=gaps)
 
 
-def test_contrasts_say_nothing_about_what_is_learned(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+def test_contrasts_do_not_count_for_the_divergence(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
     """Their divergence is not that of the lesson; an undo of the lesson takes them, too."""
     (turn,) = fill(store, 1)
     add_lesson(store, SHORT, [turn])
@@ -199,26 +203,26 @@ def test_contrasts_say_nothing_about_what_is_learned(store: Store, make_loop: Ma
     ]
     + [({"train.method": method}, True) for method in ("opd", "sdpo", "sdft")],
 )
-def test_off_or_without_hints_there_is_no_practice(
+def test_make_practice_returns_none_if_off_or_without_hints(
     store: Store, builder: SampleBuilder, tmp_path: Path, settings: dict[str, object], practises: bool
 ) -> None:
     config = from_flat({"home": str(tmp_path), "practice.enabled": True, **settings})
     transient = EphemeralMatcher([])
-    made = make_practice(config, store, builder.renderer, transient, make_method(config.train))
-    assert (made is not None) == practises
+    practice = make_practice(config, store, builder.renderer, transient, make_method(config.train))
+    assert (practice is not None) == practises
 
 
-def test_turns_of_practice_belong_to_no_conversation(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+def test_practice_turns_belong_to_no_conversation(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
     (turn,) = fill(store, 1)
     add_lesson(store, SHORT, [turn])
     settle(make_loop(step_limit=1))
-    made = uses_of(store, 1)
+    ids = uses_of(store, 1)
     with store.read() as conn:
-        found = exchanges.get_many(conn, made)
-        assert {e.request.kind for e in found.values()} == {Kind.PRACTICE}
-        assert [found[id_].request.origin for id_ in made] == [Origin.TEACHER] * 2 + [None] * 2
-        assert all(not e.request.marks and e.request.scope != "key" for e in found.values())
-        assert all(turns.current_verdict(conn, id_).hints == ("Keep answers short.",) for id_ in made)  # type: ignore[union-attr]
+        practised = exchanges.get_many(conn, ids)
+        assert {e.request.kind for e in practised.values()} == {Kind.PRACTICE}
+        assert [practised[id_].request.origin for id_ in ids] == [Origin.TEACHER] * 2 + [None] * 2
+        assert all(not e.request.marks and e.request.scope != "key" for e in practised.values())
+        assert all(turns.current_verdict(conn, id_).hints == ("Keep answers short.",) for id_ in ids)  # type: ignore[union-attr]
         assert version_stats.satisfaction_by_version(conn, [0, 1]) == {0: (1, 1)}
         assert training_queue.count_trainable(conn, head=1, max_uses=2, need_score=True, need_hint=True) == 1
         assert practice_turns.pending_turns(conn) == []
@@ -243,7 +247,7 @@ def test_practice_ends_when_the_lesson_is_learned(store: Store, make_loop: MakeL
         assert [p.state for p in policies.list_all(conn)] == [PolicyState.LIVE] * 5
 
 
-def test_a_rollback_makes_it_practise_again(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+def test_practice_resumes_after_a_rollback(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
     (turn,) = fill(store, 1)
     add_lesson(store, replace(SHORT, reinforced_at=9e9), [turn])
     loop = make_loop(max_divergence=0.5)
@@ -258,7 +262,7 @@ def test_a_rollback_makes_it_practise_again(store: Store, make_loop: MakeLoop, f
 
 
 @pytest.mark.parametrize(("weight", "steps"), [(1.0, 1), (2.0, 2), (3.0, 3), (4.0, 3)])
-def test_what_was_said_once_gets_a_third_of_the_steps(
+def test_the_number_of_steps_grows_with_the_weight_of_a_lesson(
     store: Store, make_loop: MakeLoop, fill: Fill, weight: float, steps: int
 ) -> None:
     add_lesson(store, replace(SHORT, weight=weight), fill(store, 1))
@@ -269,7 +273,7 @@ def test_what_was_said_once_gets_a_third_of_the_steps(
         assert policies.head(conn).version == steps
 
 
-def test_the_budget(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+def test_steps_are_limited_until_a_lesson_is_reinforced(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
     """Steps in a row are limited; a new word on the lesson allows as many again."""
     first, second = fill(store, 2)
     add_lesson(store, SHORT, [first])
@@ -285,7 +289,7 @@ def test_the_budget(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
 
 
 @pytest.mark.parametrize("error", [RepliesDelayed("replies to people are running"), NoGateway("no gateway runs")])
-def test_it_waits_for_people(
+def test_practice_waits_for_people(
     store: Store, make_loop: MakeLoop, fill: Fill, replies: ScriptedReplies, error: OpenClawError
 ) -> None:
     (turn,) = fill(store, 1)
@@ -300,7 +304,7 @@ def test_it_waits_for_people(
     assert len(uses_of(store, 1)) == 4
 
 
-def test_a_persons_batch_comes_first(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+def test_a_batch_of_people_comes_before_practice(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
     """A batch that is complete in the middle of a round is trained on at once."""
     first = fill(store, 3)
     add_lesson(store, SHORT, first)
@@ -313,7 +317,7 @@ def test_a_persons_batch_comes_first(store: Store, make_loop: MakeLoop, fill: Fi
     assert len(uses_of(store, 2)) == 4
 
 
-def test_a_round_whose_policy_is_busy_is_no_work(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+def test_a_round_of_a_busy_policy_is_not_work(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
     """Its policy examines a candidate, or is paused: the loop must not spin."""
     (turn,) = fill(store, 1)
     add_lesson(store, SHORT, [turn])
@@ -346,11 +350,13 @@ def test_a_lesson_about_one_question_is_not_practised(
     settle(loop)
     assert (state_of(store, "aa"), state_of(store, "cc")) == (LessonState.LEARNED, LessonState.ACTIVE)
     hint = lessons_hint([fact.text, SHORT.text])
-    told = renderer.render(with_hint(messages, hint, lambda message: False, renderer.hint_format)).prompt_ids.tolist()
-    assert told in [order.prompt_ids for order in replies.orders]
+    hinted_ids = renderer.render(
+        with_hint(messages, hint, lambda message: False, renderer.hint_format)
+    ).prompt_ids.tolist()
+    assert hinted_ids in [order.prompt_ids for order in replies.orders]
 
 
-def test_single_words_that_contradict_are_not_practised(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+def test_contradicting_single_wishes_are_not_practised(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
     """The weights wait for a second word, while the prompt follows the first at once."""
     first, second = fill(store, 2)
     add_lesson(store, SHORT, [first])
@@ -410,7 +416,7 @@ def test_a_lesson_of_a_user_is_practised_on_their_prompts(
     assert [order.prompt_ids for order in replies.orders[2:]] == [plain, plain]
 
 
-def test_a_lesson_of_a_user_is_practised_however_much_others_talk(
+def test_a_lesson_of_a_quiet_user_is_practised(
     store: Store, make_loop: MakeLoop, fill: Fill, replies: ScriptedReplies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prompts, "MAX_PROMPTS", 2)
@@ -421,9 +427,7 @@ def test_a_lesson_of_a_user_is_practised_however_much_others_talk(
     assert len(replies.orders) == 4
 
 
-def test_users_who_want_different_things_wait_for_a_clear_majority(
-    store: Store, make_loop: MakeLoop, fill: Fill
-) -> None:
+def test_contradicting_users_wait_for_a_clear_majority(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
     """They share the weights; each has the own lesson in the prompt."""
     turns_of = {user: fill(store, 1, request={"user": user}) for user in ("ann", "bob", "cleo")}
     add_lesson(store, of_user(SHORT, "ann"), turns_of["ann"])
@@ -438,7 +442,7 @@ def test_users_who_want_different_things_wait_for_a_clear_majority(
         assert {turns.current_verdict(conn, id_).hints for id_ in uses_of(store, 1)} == {("Keep answers short.",)}  # type: ignore[union-attr]
 
 
-def test_a_new_word_ends_the_round_in_progress(
+def test_an_edited_lesson_ends_the_round_in_progress(
     store: Store, make_loop: MakeLoop, fill: Fill, replies: ScriptedReplies
 ) -> None:
     (turn,) = fill(store, 1)
@@ -453,7 +457,7 @@ def test_a_new_word_ends_the_round_in_progress(
         assert {turns.current_verdict(conn, id_).hints for id_ in uses_of(store, 1)} == {("One word.",)}  # type: ignore[union-attr]
 
 
-def test_a_lesson_that_the_weights_lost_is_practised_again(
+def test_a_forgotten_lesson_is_practised_again(
     store: Store, make_loop: MakeLoop, fill: Fill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its divergence is measured again after some versions."""
@@ -474,7 +478,7 @@ def test_a_lesson_that_the_weights_lost_is_practised_again(
     assert np.mean(values[-2:]) < 0.35
 
 
-def test_a_learned_lesson_is_measured_again_in_equal_steps(
+def test_a_learned_lesson_is_measured_at_equal_intervals(
     store: Store, make_loop: MakeLoop, fill: Fill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plan, "REMEASURED_VERSIONS", 2)
@@ -494,9 +498,7 @@ def test_a_learned_lesson_is_measured_again_in_equal_steps(
     assert set(np.diff(later).tolist()) == {2}
 
 
-def test_a_learned_lesson_is_measured_again_after_it_is_said_again(
-    store: Store, make_loop: MakeLoop, fill: Fill
-) -> None:
+def test_a_learned_lesson_is_measured_after_it_is_reinforced(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
     """Only words about replies since it was learned count, and only after a step on people's turns."""
     old, first, second = fill(store, 3)
     add_lesson(store, SHORT, [old])
@@ -524,12 +526,12 @@ def test_a_learned_lesson_is_measured_again_after_it_is_said_again(
     assert (steps_of_practice(), state_of(store, "aa")) == (0, LessonState.LEARNED)
 
 
-def test_the_order_of_prompts_depends_on_the_seed_alone(
+def test_the_seed_decides_the_order_of_prompts(
     store: Store, make_loop: MakeLoop, fill: Fill, renderer: Renderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not on the order in which the store returns them: that of their ids, which are random."""
-    asked = [fill(store, 1, question=f"Where is the {name}?")[0] for name in ("Louvre", "Prado", "Uffizi", "Tate")]
-    add_lesson(store, SHORT, asked[:1])
+    ids = [fill(store, 1, question=f"Where is the {name}?")[0] for name in ("Louvre", "Prado", "Uffizi", "Tate")]
+    add_lesson(store, SHORT, ids[:1])
     make_loop()  # the root of the policies
     selector = PromptSelector(
         renderer=renderer, transient=EphemeralMatcher([]), key=store.secret, read_topics=lambda: load_topics(None)
@@ -542,12 +544,12 @@ def test_the_order_of_prompts_depends_on_the_seed_alone(
         return [prompt.exchange.request.id for prompt in chosen]
 
     first, get = choose(), exchanges.get_readable
-    monkeypatch.setattr(exchanges, "get_readable", lambda *given: dict(reversed(get(*given).items())))
-    assert sorted(first) == sorted(asked)
+    monkeypatch.setattr(exchanges, "get_readable", lambda *arguments: dict(reversed(get(*arguments).items())))
+    assert sorted(first) == sorted(ids)
     assert choose() == first
 
 
-def test_measurements_of_several_users_do_not_ask_for_one_another(
+def test_measurements_of_several_users_end(
     store: Store, make_loop: MakeLoop, fill: Fill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each takes a step, and so makes a version. While nobody says anything, they end."""
@@ -556,8 +558,8 @@ def test_measurements_of_several_users_do_not_ask_for_one_another(
     for version, user in enumerate(("ann", "bob")):
         turns_of_user = fill(store, 4, request={"user": user})
         settle(loop)
-        own = replace(SHORT, id=user, scope_kind=LessonScope.USER, scope_value=user_scope("", user))
-        add_lesson(store, own, turns_of_user[:1])
+        lesson = replace(SHORT, id=user, scope_kind=LessonScope.USER, scope_value=user_scope("", user))
+        add_lesson(store, lesson, turns_of_user[:1])
         with store.write() as conn:
             lessons.mark_learned(conn, user, version)
             lessons.record_divergence(conn, user, version, 0.0, at=2.0)
@@ -568,7 +570,7 @@ def test_measurements_of_several_users_do_not_ask_for_one_another(
         assert [version for version, _ in lessons.divergences_of(conn, "bob")] == [1, 3]
 
 
-def test_held_out_turns_are_none_whose_prompts_were_practised(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+def test_practised_prompts_are_not_held_out(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
     (turn,) = fill(store, 1)
     add_lesson(store, SHORT, [turn])
     settle(make_loop(step_limit=1))
@@ -585,8 +587,8 @@ def test_turns_from_before_a_change_of_taste_are_not_held_out(store: Store, fill
     add_lesson(store, LONG, [third])
 
     def held_out(any_taste: bool = False) -> list[str]:
-        found = training_queue.held_out_turns(conn, version=0, limit=9, any_taste=any_taste)
-        return [item.turn.id for item in found]
+        items = training_queue.held_out_turns(conn, version=0, limit=9, any_taste=any_taste)
+        return [item.turn.id for item in items]
 
     with store.write() as conn:
         lessons.supersede(conn, "aa", "bb")
@@ -598,7 +600,7 @@ def test_turns_from_before_a_change_of_taste_are_not_held_out(store: Store, fill
         assert len(held_out(any_taste=True)) == 4
 
 
-def test_a_users_change_of_taste_leaves_the_turns_of_others(store: Store, fill: Fill) -> None:
+def test_a_change_of_taste_concerns_the_turns_of_its_user_alone(store: Store, fill: Fill) -> None:
     (other,) = fill(store, 1, request={"user": "bob"})
     first, second, third = fill(store, 3, request={"user": "ann"})
     add_lesson(store, of_user(SHORT, "ann"), [first, second])
@@ -609,7 +611,7 @@ def test_a_users_change_of_taste_leaves_the_turns_of_others(store: Store, fill: 
         assert [one.turn.id for one in training_queue.held_out_turns(conn, version=0, limit=9)] == [third, other]
 
 
-def test_the_gate_decides_on_what_was_practised(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+def test_the_gate_decides_on_a_step_of_practice(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
     """A candidate that makes liked replies less likely is refused, and its replies are not trained on again."""
     fill(store, 3, question="Who painted it?")
     liked = fill(store, 12, score=1)
@@ -625,9 +627,7 @@ def test_the_gate_decides_on_what_was_practised(store: Store, make_loop: MakeLoo
         assert practice_turns.pending_turns(conn) == []
 
 
-def test_turns_from_before_its_first_word_say_nothing_about_practice_of_a_lesson(
-    store: Store, make_loop: MakeLoop, fill: Fill
-) -> None:
+def test_turns_from_before_a_practised_lesson_are_not_held_out(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
     """Replies that were liked before the person wanted something else become less likely, as they should."""
     fill(store, 12, score=1, question="Who painted it?")
     (first,) = fill(store, 1, score=-1, question="Where is the Louvre?")
@@ -643,7 +643,7 @@ def test_turns_from_before_its_first_word_say_nothing_about_practice_of_a_lesson
         assert len(training_queue.held_out_turns(conn, version=0, limit=99)) == 14
 
 
-def test_after_its_second_word_a_practised_lesson_counts_for_later_steps_too(
+def test_a_practised_and_reinforced_lesson_limits_the_held_out_turns_of_later_steps(
     store: Store, make_loop: MakeLoop, fill: Fill
 ) -> None:
     """Steps on what the person says later make replies from before it less likely. The first word may be a mistake."""
@@ -653,10 +653,10 @@ def test_after_its_second_word_a_practised_lesson_counts_for_later_steps_too(
     first, second = fill(store, 2, score=1)
     add_lesson(store, SHORT, [first])
     settle(loop)
-    own = fill(store, 2, score=1)
+    newest = fill(store, 2, score=1)
     settle(loop)
     with store.read() as conn:
-        (version,) = [p.version for p in policies.list_all(conn) if uses_of(store, p.version)[-2:] == own]
+        (version,) = [p.version for p in policies.list_all(conn) if uses_of(store, p.version)[-2:] == newest]
     (later,) = fill(store, 1, score=1)
 
     def held_out() -> set[str]:
@@ -672,7 +672,7 @@ def test_after_its_second_word_a_practised_lesson_counts_for_later_steps_too(
     assert held_out() == {*old, later}
 
 
-def test_after_some_refused_steps_practice_waits_for_new_words(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+def test_practice_waits_for_new_words_after_refused_steps(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
     (turn,) = fill(store, 1)
     add_lesson(store, SHORT, [turn])
     loop = make_loop(ScriptedTrainer(lambda samples: {"kl/step": 9.0}))
@@ -709,7 +709,7 @@ def test_a_prompt_that_leaves_no_space_for_a_reply_is_not_asked_again(
     assert (replies.orders, "waits for a prompt of the person" in loop.note) == ([], True)
 
 
-def test_hours(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+def test_practice_runs_in_its_hours(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
     (turn,) = fill(store, 1)
     add_lesson(store, SHORT, [turn])
     loop = make_loop(hours="03:00-03:01", step_limit=1)

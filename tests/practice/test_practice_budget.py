@@ -57,7 +57,7 @@ def practised(store: Store) -> list[str]:
         return [row.lesson for row in conn.execute(query.distinct().order_by(use.policy))]
 
 
-def test_each_step_on_the_persons_turns_allows_half_as_many_as_the_one_before(
+def test_each_step_on_people_allows_half_as_many_as_the_one_before(
     store: Store, make_loop: MakeLoop, fill: Fill
 ) -> None:
     """A lesson that is not learned waits longer and longer, until the person says it again."""
@@ -92,7 +92,7 @@ class StalledTrainer(ScriptedTrainer):
 
 
 @pytest.mark.parametrize(("factor", "steps"), [(1.02, STALLED_STEPS), (1.0, STALLED_STEPS), (0.98, 20)])
-def test_practice_that_comes_no_nearer_waits_for_new_words(
+def test_stalled_practice_waits_for_new_words(
     store: Store, make_loop: MakeLoop, fill: Fill, factor: float, steps: int
 ) -> None:
     """Further steps would only move the policy away from right answers. A step on people's turns is a new chance."""
@@ -106,9 +106,7 @@ def test_practice_that_comes_no_nearer_waits_for_new_words(
     assert len(practised(store)) > steps
 
 
-def test_an_edited_lesson_is_practised_like_one_that_was_said_again(
-    store: Store, make_loop: MakeLoop, fill: Fill
-) -> None:
+def test_an_edit_allows_as_many_steps_as_a_new_word(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
     add_lesson(store, replace(SHORT, reinforced_at=time.time()), fill(store, 1))
     loop = make_loop(step_limit=2, max_divergence=1e-9)
     settle(loop)
@@ -119,7 +117,9 @@ def test_an_edited_lesson_is_practised_like_one_that_was_said_again(
     assert len(practised(store)) == 4
 
 
-def test_seconds_of_an_hour(store: Store, make_loop: MakeLoop, fill: Fill, replies: SlowReplies) -> None:
+def test_practice_ends_after_its_seconds_of_an_hour(
+    store: Store, make_loop: MakeLoop, fill: Fill, replies: SlowReplies
+) -> None:
     """A step has four replies, two at once, so that it takes 20 s. `status` shows it."""
     add_lesson(store, SHORT, fill(store, 1))
     loop = clocked(make_loop(seconds_per_hour=39.0, max_divergence=1e-9), replies)
@@ -128,8 +128,8 @@ def test_seconds_of_an_hour(store: Store, make_loop: MakeLoop, fill: Fill, repli
     assert "s in the last hour, and practice.seconds_per_hour is 39" in loop.note
     with store.read() as conn:
         steps = [policy.metrics["seconds/batch"] for policy in policies.list_all(conn)[1:]]
-        found = report.collect_status(conn, replies.now)["practice"]["seconds_of_last_hour"]
-        assert found == pytest.approx(40.0 + sum(steps), abs=0.06)
+        seconds = report.collect_status(conn, replies.now)["practice"]["seconds_of_last_hour"]
+        assert seconds == pytest.approx(40.0 + sum(steps), abs=0.06)
         assert practice_turns.seconds_of_last_hour(conn, replies.now + 3600.0) == 0.0
     replies.now += 3580.0
     loop._next_check = 0.0
@@ -137,7 +137,7 @@ def test_seconds_of_an_hour(store: Store, make_loop: MakeLoop, fill: Fill, repli
     assert len(practised(store)) == 4
 
 
-def test_the_seconds_of_rounds_that_are_given_up_count(
+def test_dropped_rounds_count_toward_the_budget(
     store: Store, make_loop: MakeLoop, fill: Fill, replies: SlowReplies
 ) -> None:
     """A lesson that is edited again and again may not generate replies without end."""
@@ -161,7 +161,7 @@ def test_the_seconds_of_rounds_that_are_given_up_count(
 
 
 @pytest.mark.parametrize("error", [NoGateway("no gateway runs"), BrokenVersion(1, "damaged")])
-def test_a_round_that_the_gateway_ends_counts(
+def test_a_round_that_the_gateway_ends_counts_toward_the_budget(
     store: Store, make_loop: MakeLoop, fill: Fill, replies: SlowReplies, error: Exception
 ) -> None:
     add_lesson(store, SHORT, fill(store, 1))

@@ -91,7 +91,9 @@ def check_whole(store: Store, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("moment", ["half of the replies are there", "turns are stored", "the folder is written"])
-def test_killed_in_the_middle(store: Store, make_loop: MakeLoop, fill: Fill, tmp_path: Path, moment: str) -> None:
+def test_a_trainer_killed_during_practice_leaves_nothing_half_done(
+    store: Store, make_loop: MakeLoop, fill: Fill, tmp_path: Path, moment: str
+) -> None:
     (turn,) = fill(store, 1)
     add_lesson(store, SHORT, [turn])
     child = start(tmp_path, moment)

@@ -38,14 +38,14 @@ def practising_home(
     folder: Path, model: str, replies: ScriptedReplies, *, per: PolicyOwner = "agent", **settings: Any
 ) -> Home:
     def practice(store: Store, builder: SampleBuilder) -> PracticeSession:
-        given = {"replies": 4, "step_limit": 1, "max_divergence": 1e-9} | settings
+        values = {"replies": 4, "step_limit": 1, "max_divergence": 1e-9} | settings
         selector = PromptSelector(
             renderer=builder.renderer,
             transient=EphemeralMatcher([]),
             key=store.secret,
             read_topics=lambda: load_topics(None),
         )
-        return PracticeSession(store, PracticeConfig(**given), selector, replies, per=per)
+        return PracticeSession(store, PracticeConfig(**values), selector, replies, per=per)
 
     return Home(folder, model, per=per, practice=practice)
 
@@ -62,18 +62,18 @@ def teach(home: Home, judged: Make, *agents: str) -> None:
 
 def practised(home: Home, name: str) -> dict[str, str]:
     """The agent and the lesson of each turn of practice on a policy's lineage, by its id."""
-    found = {}
+    lesson_by_turn = {}
     with home.store.read() as conn:
         for version in policies.lineage(conn, policies.head(conn, name).version):
             uses = policies.uses_of_version(conn, version)
             for exchange in exchanges.get_many(conn, [use.turn for use in uses]).values():
                 if exchange.request.kind is Kind.PRACTICE:
                     (row,) = practice_turns.lessons_of_practice(conn, [exchange.request.id]).keys()
-                    found[exchange.request.id] = f"{exchange.request.agent} {row}"
-    return found
+                    lesson_by_turn[exchange.request.id] = f"{exchange.request.agent} {row}"
+    return lesson_by_turn
 
 
-def test_each_practises_its_own_lessons_and_equals_one_that_is_alone(
+def test_each_policy_practises_its_own_lessons_as_if_alone(
     tmp_path: Path, judged: Make, model: str, replies: ScriptedReplies
 ) -> None:
     """Weights, optimizer and trainer state are the same to the bit with and without the other agent."""
@@ -90,7 +90,7 @@ def test_each_practises_its_own_lessons_and_equals_one_that_is_alone(
     assert "agent:bob: 0 of 4; practice of" in both.loop.note
 
 
-def test_they_take_turns(tmp_path: Path, judged: Make, model: str, replies: ScriptedReplies) -> None:
+def test_policies_practise_in_turn(tmp_path: Path, judged: Make, model: str, replies: ScriptedReplies) -> None:
     home = practising_home(tmp_path, model, replies)
     teach(home, judged, "ann", "bob")
     with home.store.read() as conn:
@@ -98,7 +98,7 @@ def test_they_take_turns(tmp_path: Path, judged: Make, model: str, replies: Scri
     assert names in ([ANN, BOB] * STEPS, [BOB, ANN] * STEPS)
 
 
-def test_a_round_is_continued_after_people_were_answered(
+def test_a_round_continues_after_people_were_answered(
     tmp_path: Path, judged: Make, model: str, replies: ScriptedReplies
 ) -> None:
     """While replies to people are running, no policy asks again, and what was generated is not lost."""
@@ -135,8 +135,8 @@ def test_a_turn_of_practice_trains_the_policy_of_its_prompt(
     add_lesson(home.store, replace(SHORT, policy=name, scope_value="ann"), ["t0"])
     while home.loop.run_once():
         pass
-    made = practised(home, name)
-    assert list(made.values()) == ["ann aa"] * 4
+    lesson_by_turn = practised(home, name)
+    assert list(lesson_by_turn.values()) == ["ann aa"] * 4
     with home.store.read() as conn:
-        assert {policy_names.name_of_turn(conn, per, turn) for turn in made} == {name}
+        assert {policy_names.name_of_turn(conn, per, turn) for turn in lesson_by_turn} == {name}
         assert home.head(policy_names.DEFAULT_NAME) == 0

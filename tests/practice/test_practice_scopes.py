@@ -22,17 +22,17 @@ Fill = Callable[..., list[str]]
 FORMAL = replace(SHORT, id="formal", text="Be formal.", topic="tone/formal")
 
 
-def told_prompts(replies: ScriptedReplies, renderer: Renderer, question: str, *told: Lesson) -> list[Any]:
+def orders_with(replies: ScriptedReplies, renderer: Renderer, question: str, *in_prompt: Lesson) -> list[Any]:
     """The orders with this question and exactly these lessons."""
     messages = [{"role": "user", "content": question}]
     hinted = with_hint(
-        messages, lessons_hint([lesson.text for lesson in told]), lambda message: False, renderer.hint_format
+        messages, lessons_hint([lesson.text for lesson in in_prompt]), lambda message: False, renderer.hint_format
     )
     ids = renderer.render(hinted).prompt_ids.tolist()
     return [order for order in replies.orders if order.prompt_ids == ids]
 
 
-def test_a_wish_for_one_conversation_stays_out_of_the_weights(
+def test_a_wish_for_one_conversation_is_not_practised(
     store: Store, make_loop: MakeLoop, fill: Fill, replies: ScriptedReplies, renderer: Renderer
 ) -> None:
     """The weights know no conversations. On its own prompts, the teacher has the other lessons alone."""
@@ -46,11 +46,11 @@ def test_a_wish_for_one_conversation_stays_out_of_the_weights(
     assert replies.orders == []
     add_lesson(store, SHORT, [turn])
     settle(make_loop(step_limit=1))
-    assert told_prompts(replies, renderer, "Where is the Louvre?", SHORT)
-    assert not told_prompts(replies, renderer, "Where is the Louvre?", here, SHORT)
+    assert orders_with(replies, renderer, "Where is the Louvre?", SHORT)
+    assert not orders_with(replies, renderer, "Where is the Louvre?", here, SHORT)
 
 
-def test_a_wish_about_a_subject_stands_beside_others_where_it_is_named(
+def test_a_wish_about_a_subject_is_in_the_teachers_prompt_where_it_is_named(
     store: Store, make_loop: MakeLoop, fill: Fill, replies: ScriptedReplies, renderer: Renderer
 ) -> None:
     (turn,) = fill(store, 1, question="Where is the Louvre?")
@@ -61,11 +61,11 @@ def test_a_wish_about_a_subject_stands_beside_others_where_it_is_named(
     assert replies.orders == [], "it is not practised by itself"
     add_lesson(store, SHORT, [turn])
     settle(make_loop(step_limit=1))
-    assert told_prompts(replies, renderer, "Where is the Louvre?", SHORT)
-    assert told_prompts(replies, renderer, "What is money?", about, SHORT)
+    assert orders_with(replies, renderer, "Where is the Louvre?", SHORT)
+    assert orders_with(replies, renderer, "What is money?", about, SHORT)
 
 
-def test_the_teachers_prompt_has_as_many_lessons_as_a_persons(
+def test_the_teachers_prompt_has_at_most_the_capacity(
     store: Store, make_loop: MakeLoop, fill: Fill, replies: ScriptedReplies, renderer: Renderer
 ) -> None:
     (turn,) = fill(store, 1, question="Where is the Louvre?")
@@ -73,10 +73,10 @@ def test_the_teachers_prompt_has_as_many_lessons_as_a_persons(
     for lesson in many:
         add_lesson(store, lesson, [turn])
     settle(make_loop(step_limit=1))
-    assert told_prompts(replies, renderer, "Where is the Louvre?", *many[-ASSUMED_CAPACITY:])
+    assert orders_with(replies, renderer, "Where is the Louvre?", *many[-ASSUMED_CAPACITY:])
 
 
-def test_a_lesson_is_practised_behind_many_heavier_ones_that_are_learned(
+def test_a_lesson_is_practised_beside_heavier_learned_ones(
     store: Store, make_loop: MakeLoop, fill: Fill, replies: ScriptedReplies, renderer: Renderer
 ) -> None:
     (turn,) = fill(store, 1, question="Where is the Louvre?")
@@ -87,10 +87,10 @@ def test_a_lesson_is_practised_behind_many_heavier_ones_that_are_learned(
             lessons.mark_learned(conn, lesson.id, 0)
     add_lesson(store, replace(SHORT, weight=1.0), [turn])
     settle(make_loop(step_limit=1))
-    assert told_prompts(replies, renderer, "Where is the Louvre?", *many[: ASSUMED_CAPACITY - 1], SHORT)
+    assert orders_with(replies, renderer, "Where is the Louvre?", *many[: ASSUMED_CAPACITY - 1], SHORT)
 
 
-def test_a_word_that_concerns_no_prompt_of_the_round_does_not_end_it(
+def test_an_unrelated_lesson_does_not_end_the_round(
     store: Store, make_loop: MakeLoop, fill: Fill, replies: ScriptedReplies
 ) -> None:
     """In a home of many people, somebody says something in each round."""

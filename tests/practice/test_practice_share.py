@@ -19,7 +19,7 @@ TICK = 4.0  # seconds between two calls of the loop
 
 
 @given(share=st.floats(0.01, 0.99), seconds=st.floats(0.1, 60.0), hour=st.just(3600.0))
-def test_it_takes_its_share_of_the_time_and_no_more(share: float, seconds: float, hour: float) -> None:
+def test_practice_takes_its_share_of_the_time(share: float, seconds: float, hour: float) -> None:
     """Replies of `seconds` each, in an hour in which people's replies always run."""
     decides = PracticeShare(share)
     now = practised = 0.0
@@ -37,7 +37,7 @@ def test_it_takes_its_share_of_the_time_and_no_more(share: float, seconds: float
     assert practised >= expected * seconds / (seconds + share * TICK) - seconds
 
 
-def test_nothing_runs_beside_people_before_they_left_no_pause_for_a_while() -> None:
+def test_practice_waits_for_a_pause_before_it_takes_its_share() -> None:
     decides = PracticeShare(0.5)
     assert not decides.may_run_beside(0.0)
     decides.record_refusal(100.0)
@@ -61,7 +61,7 @@ class SlowReplies(ScriptedReplies):
 
 
 @pytest.mark.parametrize(("share", "least", "most"), [(0.5, 14, 24), (0.25, 8, 12), (0.0, 0, 0)])
-def test_where_people_never_pause_practice_gets_its_share(
+def test_practice_gets_its_share_without_pauses(
     store: Store,
     make_loop: MakeLoop,
     fill: Fill,
@@ -88,7 +88,7 @@ def test_where_people_never_pause_practice_gets_its_share(
         assert "replies to people are running" in loop.note
 
 
-def test_in_a_pause_several_replies_are_generated_at_once(
+def test_several_replies_are_generated_in_one_call_in_a_pause(
     store: Store, make_loop: MakeLoop, fill: Fill, replies: ScriptedReplies
 ) -> None:
     (turn,) = fill(store, 1)

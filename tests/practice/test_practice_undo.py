@@ -33,8 +33,8 @@ def undo(store: Store, *ids: str) -> int:
 def trained(store: Store) -> list[set[str]]:
     """The turns of each version of the head's lineage, oldest first."""
     with store.read() as conn:
-        line = policies.lineage(conn, policies.head(conn).version)[::-1]
-        return [{use.turn for use in policies.uses_of_version(conn, version)} for version in line[1:]]
+        lineage = policies.lineage(conn, policies.head(conn).version)[::-1]
+        return [{use.turn for use in policies.uses_of_version(conn, version)} for version in lineage[1:]]
 
 
 def practised(store: Store) -> set[str]:
@@ -42,7 +42,7 @@ def practised(store: Store) -> set[str]:
         return set(practice_turns.turns_of_lessons(conn, ["aa"]))
 
 
-def test_what_was_practised_goes_with_the_turn(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+def test_an_undo_of_a_turn_takes_its_practice_back(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
     first = fill(store, 4)
     loop = make_loop(max_divergence=0.35)
     settle(loop)
@@ -51,35 +51,31 @@ def test_what_was_practised_goes_with_the_turn(store: Store, make_loop: MakeLoop
     settle(loop)
     last = fill(store, 3)
     settle(loop)
-    gone = practised(store)
-    assert len(gone) == 8
+    practised_turns = practised(store)
+    assert len(practised_turns) == 8
     assert trained(store)[-1] == {word, *last}
     with store.read() as conn:
         assert practice_turns.practised_versions(conn, range(10)) == {2, 3}, "the others are of the person's turns"
     undo(store, word)
     with store.read() as conn:
         assert lessons.get(conn, "aa") is None
-        states = {found.state for id_ in gone if (found := turns.get(conn, id_)) is not None}
+        states = {turn.state for id_ in practised_turns if (turn := turns.get(conn, id_)) is not None}
     assert states == {TurnState.DROPPED}
     settle(loop)
     assert trained(store) == [set(first), set(last)], "only the other turns are trained on again"
 
 
-def test_what_was_practised_from_a_forgotten_lesson_can_be_undone(
-    store: Store, make_loop: MakeLoop, fill: Fill
-) -> None:
+def test_practice_of_a_forgotten_lesson_can_be_undone(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
     (word,) = fill(store, 1)
     add_lesson(store, LASTING, [word])
     settle(make_loop(max_divergence=0.35))
-    gone = practised(store)
+    practised_turns = practised(store)
     with store.write() as conn:
         removal.forget(conn, "aa", at=9e9)
-        assert set(select_turns(conn, lesson="aa")) == gone
+        assert set(select_turns(conn, lesson="aa")) == practised_turns
 
 
-def test_what_was_practised_from_a_forgotten_lesson_goes_with_the_turn(
-    store: Store, make_loop: MakeLoop, fill: Fill
-) -> None:
+def test_practice_of_a_forgotten_lesson_belongs_to_its_turn(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
     word, other = fill(store, 2)
     add_lesson(store, LASTING, [word])
     with store.write() as conn:
@@ -107,7 +103,7 @@ def _source(store: Store, turn: str) -> str:
         return str(conn.exec_driver_sql("SELECT source FROM practice_turns WHERE turn = ?", (turn,)).scalar_one())
 
 
-def test_an_undo_of_another_turn_trains_on_practice_again(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+def test_an_undo_of_another_turn_retrains_on_practice(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
     """Nothing is generated again: the stored replies are the batch."""
     (word,) = fill(store, 1)
     bad, *others = fill(store, 3)
@@ -151,7 +147,7 @@ class ForgettingTrainer(DivergingTrainer):
 
 
 @pytest.mark.parametrize("gate", [False, True])
-def test_a_lesson_that_is_forgotten_during_the_step(
+def test_a_lesson_forgotten_during_the_step_is_not_trained_on(
     store: Store, make_loop: MakeLoop, fill: Fill, tmp_path: Path, gate: bool
 ) -> None:
     (word,) = fill(store, 1)
@@ -161,7 +157,7 @@ def test_a_lesson_that_is_forgotten_during_the_step(
     assert list((tmp_path / "policies").iterdir()) == []
 
 
-def test_a_lesson_that_is_forgotten_when_the_last_reply_comes(
+def test_a_lesson_forgotten_at_the_last_reply_is_not_practised(
     store: Store, make_loop: MakeLoop, fill: Fill, replies: ScriptedReplies
 ) -> None:
     (word,) = fill(store, 1)
@@ -169,10 +165,10 @@ def test_a_lesson_that_is_forgotten_when_the_last_reply_comes(
     answer = replies.generate
 
     def generate(orders: Sequence[ReplyOrder]) -> list[GateReply]:
-        found = answer(orders)
+        generated = answer(orders)
         if len(replies.orders) == 4:
             forget(store)
-        return found
+        return generated
 
     replies.generate = generate  # type: ignore[method-assign]
     settle(make_loop(step_limit=1))
@@ -184,20 +180,23 @@ def _head(store: Store) -> policies.Policy:
         return policies.head(conn)
 
 
-def test_an_undo_takes_what_was_practised_from_a_pinned_lesson(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+def test_an_undo_takes_the_practice_of_a_pinned_lesson_back(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
     (word,) = fill(store, 1)
     add_lesson(store, replace(LASTING, is_pinned=True), [word])
     settle(make_loop(max_divergence=0.35))
-    gone = practised(store)
-    assert gone
+    practised_turns = practised(store)
+    assert practised_turns
     undo(store, word)
     with store.read() as conn:
         assert lessons.get(conn, "aa") is None
-        assert {found.state for id_ in gone if (found := turns.get(conn, id_)) is not None} == {TurnState.DROPPED}
+        states = {turn.state for id_ in practised_turns if (turn := turns.get(conn, id_)) is not None}
+        assert states == {TurnState.DROPPED}
         assert policies.head(conn).version == 0
 
 
-def test_a_lesson_without_turns_says_how_to_undo_it(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+def test_undo_of_a_lesson_without_turns_fails_until_it_is_forgotten(
+    store: Store, make_loop: MakeLoop, fill: Fill
+) -> None:
     """A pinned lesson stays when its turn is judged again and no longer gives it."""
     (word,) = fill(store, 1)
     add_lesson(store, replace(LASTING, is_pinned=True), [word])
@@ -240,7 +239,9 @@ class EditingTrainer(DivergingTrainer):
 
 
 @pytest.mark.parametrize("gate", [False, True])
-def test_a_lesson_that_is_edited_during_the_step(store: Store, make_loop: MakeLoop, fill: Fill, gate: bool) -> None:
+def test_the_divergence_of_a_lesson_edited_during_the_step_is_dropped(
+    store: Store, make_loop: MakeLoop, fill: Fill, gate: bool
+) -> None:
     """The divergence that the step measured is that of the earlier text."""
     (word,) = fill(store, 1)
     add_lesson(store, LASTING, [word])
@@ -257,21 +258,19 @@ def test_a_lesson_that_is_edited_during_the_step(store: Store, make_loop: MakeLo
 
 def _is_edited(store: Store) -> bool:
     with store.read() as conn:
-        found = lessons.get(conn, "aa")
-    return found is not None and found.text == "One word."
+        lesson = lessons.get(conn, "aa")
+    return lesson is not None and lesson.text == "One word."
 
 
-def test_a_prompt_whose_turn_is_undone_during_the_round_is_not_practised(
-    store: Store, make_loop: MakeLoop, fill: Fill
-) -> None:
+def test_a_prompt_undone_during_the_round_is_not_practised(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
     """The lesson has other evidence. No version used the turn, so that the head stays."""
-    given, gone = fill(store, 2)
-    add_lesson(store, SHORT, [given])
+    evidence, undone = fill(store, 2)
+    add_lesson(store, SHORT, [evidence])
     loop = make_loop(step_limit=1)
     assert loop.run_once()
     with store.write() as conn:
-        apply_undo(conn, [plan_undo(conn, [gone])], reason="private")
+        apply_undo(conn, [plan_undo(conn, [undone])], reason="private")
     settle(loop)
     with store.read() as conn:
         sources = set(conn.execute(select(schema.practice_turns.c.source)).scalars())
-    assert sources == {given}
+    assert sources == {evidence}

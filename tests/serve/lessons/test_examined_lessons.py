@@ -33,8 +33,8 @@ def start_misled(start: Start, is_misled: Misled, **settings: Any) -> Site:
     def reply(prompt: Sequence[int], version: int) -> list[int]:
         renderer = sites[0].renderer
         text = renderer.tokenizer.backend.decode(list(prompt))
-        asked = [probe for probe in PROBES if probe.question in text]
-        answer = "Noted." if is_misled(text) or not asked else f"It is {asked[-1].answers[0]}."
+        probes = [probe for probe in PROBES if probe.question in text]
+        answer = "Noted." if is_misled(text) or not probes else f"It is {probes[-1].answers[0]}."
         return [*renderer.tokenizer.encode(answer).tolist(), renderer.stop_token_ids[0]]
 
     sites.append(start(reply=reply, settings={"serve.examine_lessons": True, **settings}))
@@ -69,15 +69,15 @@ def find(site: Site, id_: str) -> Lesson:
 
 def kinds_of_events(site: Site) -> list[tuple[str, str]]:
     with site.store.read() as conn:
-        found = events.read_after(conn, 0, 100, kinds=[WITHDRAWN_EVENT, RESTORED_EVENT])
-    return [(event.kind, event.ref) for event in found]
+        recorded = events.read_after(conn, 0, 100, kinds=[WITHDRAWN_EVENT, RESTORED_EVENT])
+    return [(event.kind, event.ref) for event in recorded]
 
 
 def wait_for_states(site: Site, **expected: str) -> None:
-    wait_for(lambda: states(site), lambda found: found == expected, seconds=120)
+    wait_for(lambda: states(site), lambda current: current == expected, seconds=120)
 
 
-def test_a_lesson_that_costs_correctness_leaves_the_next_prompt_and_says_so(start: Start) -> None:
+def test_a_lesson_that_costs_correctness_is_withdrawn_and_named_in_a_header(start: Start) -> None:
     site = start_misled(start, lambda text: "Klingon" in text)
     know(site, SHORT, KLINGON)
     assert ask(site) == (["aa", "bb"], ""), "nobody has examined them"
@@ -92,7 +92,7 @@ def test_a_lesson_that_costs_correctness_leaves_the_next_prompt_and_says_so(star
         assert count_by_owner(conn, LessonState.WITHDRAWN) == {("default", SCOPE): 1}
 
 
-def test_of_lessons_that_cost_together_the_lightest_leaves_until_the_other_one_does(start: Start) -> None:
+def test_the_lightest_of_lessons_that_cost_together_is_withdrawn_until_the_other_is_learned(start: Start) -> None:
     site = start_misled(start, lambda text: "short" in text and "formal" in text)
     know(site, SHORT, FORMAL)
     ask(site)
@@ -109,7 +109,7 @@ def test_of_lessons_that_cost_together_the_lightest_leaves_until_the_other_one_d
     assert kinds_of_events(site) == [(WITHDRAWN_EVENT, "cc"), (RESTORED_EVENT, "cc")]
 
 
-def test_a_lesson_that_is_edited_is_examined_again(start: Start) -> None:
+def test_an_edited_lesson_is_examined_again(start: Start) -> None:
     site = start_misled(start, lambda text: "Klingon" in text)
     know(site, KLINGON)
     ask(site)
@@ -123,7 +123,7 @@ def test_a_lesson_that_is_edited_is_examined_again(start: Start) -> None:
     wait_for_states(site, bb="withdrawn")
 
 
-def test_a_lesson_that_is_said_again_is_examined_before_it_returns(start: Start) -> None:
+def test_a_reinforced_lesson_is_examined_before_it_returns(start: Start) -> None:
     misled = {"Klingon"}
     site = start_misled(start, lambda text: any(word in text for word in misled))
     know(site, KLINGON)
@@ -149,7 +149,7 @@ def test_a_pin_keeps_a_withdrawn_lesson_in_prompts(start: Start) -> None:
     assert ask(site) == (["aa"], "bb")
 
 
-def test_what_the_newest_message_says_is_examined_too(start: Start) -> None:
+def test_a_wish_in_the_newest_message_is_examined(start: Start) -> None:
     """It is no lesson yet; when the judge has made one of it, that one is known to cost correctness."""
     site = start_misled(start, lambda text: "Keep answers short." in text)
     messages = [
@@ -165,34 +165,34 @@ def test_what_the_newest_message_says_is_examined_too(start: Start) -> None:
         return list(site.last().request.lessons)
 
     assert lessons_in_prompt() == ["wish/length/short"]
-    wait_for(lessons_in_prompt, lambda found: found == [], seconds=120)
+    wait_for(lessons_in_prompt, lambda in_prompt: in_prompt == [], seconds=120)
     know(site, SHORT)
     assert ask(site) == ([], "aa"), "not once"
     wait_for_states(site, aa="withdrawn")
 
 
-def test_the_version_that_answers_is_examined_too(start: Start, tmp_path: Path) -> None:
+def test_the_serving_version_is_examined(start: Start, tmp_path: Path) -> None:
     """The base is right with the lesson, and the version that was trained is not."""
     sites: list[Site] = []
 
     def reply(prompt: Sequence[int], version: int) -> list[int]:
         renderer = sites[0].renderer
         text = renderer.tokenizer.backend.decode(list(prompt))
-        asked = [probe for probe in PROBES if probe.question in text]
+        probes = [probe for probe in PROBES if probe.question in text]
         is_misled = version == 1 and "short" in text
-        answer = "Noted." if is_misled or not asked else f"It is {asked[-1].answers[0]}."
+        answer = "Noted." if is_misled or not probes else f"It is {probes[-1].answers[0]}."
         return [*renderer.tokenizer.encode(answer).tolist(), renderer.stop_token_ids[0]]
 
     sites.append(start(reply=reply, settings={"serve.examine_lessons": True}))
     site = sites[0]
     site.publish(tmp_path / "p")
-    wait_for(lambda: ask(site), lambda found: site.last().request.version == 1)
+    wait_for(lambda: ask(site), lambda _: site.last().request.version == 1)
     know(site, SHORT)
     ask(site)
     wait_for_states(site, aa="withdrawn")
 
 
-def test_how_many_lessons_the_base_carries_is_measured_once(start: Start) -> None:
+def test_the_capacity_of_the_base_is_measured_once(start: Start) -> None:
     def is_misled(text: str) -> bool:
         _, _, hint = text.partition("\n\n")
         return hint.count(".") > 4
@@ -203,7 +203,7 @@ def test_how_many_lessons_the_base_carries_is_measured_once(start: Start) -> Non
         with site.store.read() as conn:
             return examinations.measured_capacity(conn, "test-identity")
 
-    assert wait_for(capacity, lambda found: found is not None, seconds=120) == 4
+    assert wait_for(capacity, lambda measured: measured is not None, seconds=120) == 4
     many = [replace(SHORT, id=f"l{n}", text=f"Say word{n}.", topic="", weight=1.0 + n) for n in range(6)]
     know(site, *many)
     assert ask(site)[0] == ["l2", "l3", "l4", "l5"]

@@ -40,9 +40,9 @@ class Talk:
         answer = self._site.http.post("/v1/chat/completions", body, {"Authorization": f"Bearer {KEY}", **self._headers})
         assert answer.status_code == 200, answer.text
         self._messages.append(answer.json()["choices"][0]["message"])
-        found = list(self._site.ended(self._site.last().request.id).request.lessons.values())
+        in_prompt = list(self._site.ended(self._site.last().request.id).request.lessons.values())
         judge_all(self._site)
-        return found
+        return in_prompt
 
     def correct(self, text: str) -> None:
         """Give feedback on the last reply, and let the worker judge it."""
@@ -70,7 +70,7 @@ def judge_all(site: Site) -> None:
             update_lessons(conn, verdict, TOPICS, is_ephemeral=lambda message: False, key=site.store.secret)
 
 
-def test_a_wish_for_a_conversation_stays_in_it(site: Site) -> None:
+def test_a_wish_for_a_conversation_applies_to_it_alone(site: Site) -> None:
     for session in ("", "s1"):
         talk, other = Talk(site, session), Talk(site, session and "s2")
         talk.say(f"Where is the Louvre? {session}")
@@ -80,7 +80,7 @@ def test_a_wish_for_a_conversation_stays_in_it(site: Site) -> None:
         assert talk.say("And the Tate?") == [SHORT]
 
 
-def test_a_conversation_that_begins_with_the_same_words_is_another_one(site: Site) -> None:
+def test_conversations_with_the_same_first_message_are_distinct(site: Site) -> None:
     talk, other = Talk(site), Talk(site)
     talk.say("Could you help me with a few museums?")
     talk.say("Shorter for now, please.")
@@ -89,7 +89,7 @@ def test_a_conversation_that_begins_with_the_same_words_is_another_one(site: Sit
     assert other.say("Where is the Louvre?") == []
 
 
-def test_a_conversation_of_another_user_that_begins_with_the_same_replies_is_another_one(site: Site) -> None:
+def test_conversations_of_two_users_with_the_same_replies_are_distinct(site: Site) -> None:
     ann, bob = Talk(site, user="ann"), Talk(site, user="bob")
     ann.say("Could you help me with a few museums?")
     bob.begin_like(ann)
@@ -98,7 +98,7 @@ def test_a_conversation_of_another_user_that_begins_with_the_same_replies_is_ano
     assert ann.say("Where is the Louvre?") == [SHORT]
 
 
-def test_a_wish_about_a_subject_is_in_the_prompts_that_name_it(site: Site) -> None:
+def test_a_wish_about_a_subject_applies_to_prompts_that_name_it(site: Site) -> None:
     talk = Talk(site)
     talk.say("Which money do they use in Japan?")
     talk.say("Shorter, please, when I ask about money.")
@@ -106,7 +106,7 @@ def test_a_wish_about_a_subject_is_in_the_prompts_that_name_it(site: Site) -> No
     assert Talk(site).say("Where is the Louvre?") == []
 
 
-def test_a_message_that_limits_a_wish_to_a_subject_is_not_about_it(site: Site) -> None:
+def test_a_message_that_limits_a_wish_to_a_subject_does_not_name_the_subject(site: Site) -> None:
     talk = Talk(site)
     talk.say("Where is the Louvre?")
     assert talk.say("Shorter, please, when I ask about money. Where is the Prado?") == []
@@ -115,7 +115,7 @@ def test_a_message_that_limits_a_wish_to_a_subject_is_not_about_it(site: Site) -
     assert talk.say("Is it far?") == [SHORT], "it goes on about it"
 
 
-def test_of_a_subject_and_a_conversation_the_newer_wish_counts(site: Site) -> None:
+def test_the_newer_wish_of_a_subject_and_a_conversation_counts(site: Site) -> None:
     talk = Talk(site)
     talk.say("Where is the Louvre?")
     talk.say("Shorter in this chat, please. Where is the Prado?")
@@ -124,7 +124,7 @@ def test_of_a_subject_and_a_conversation_the_newer_wish_counts(site: Site) -> No
     assert talk.say("Which money do I need for it?") == [LONG]
 
 
-def test_the_narrower_wish_counts_and_a_newer_one_for_all_prompts_ends_it(site: Site) -> None:
+def test_a_narrower_wish_counts_until_a_newer_general_one(site: Site) -> None:
     first = Talk(site)
     first.say("Where is the Louvre?")
     first.say("Shorter, please.")

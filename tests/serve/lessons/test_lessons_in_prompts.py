@@ -23,9 +23,9 @@ HINT = "\n\nKeep answers short."
 Conversation = list[dict[str, Any]]
 
 
-def know(site: Site, *given: Lesson) -> None:
+def know(site: Site, *known: Lesson) -> None:
     with site.store.write() as conn:
-        for lesson in given:
+        for lesson in known:
             lessons.add_lesson(conn, lesson)
 
 
@@ -45,7 +45,7 @@ def continued(messages: Conversation, answer: Answer, *new: dict[str, Any]) -> C
     return [*messages, answer.json()["choices"][0]["message"], *new]
 
 
-def test_the_next_prompt_has_the_lessons_and_the_stored_messages_do_not(site: Site) -> None:
+def test_lessons_are_in_the_next_prompt_but_not_in_stored_messages(site: Site) -> None:
     before = ask(site, [USER])[1]
     know(site, SHORT, FORMAL)
     answer, exchange = ask(site, [USER])
@@ -58,7 +58,7 @@ def test_the_next_prompt_has_the_lessons_and_the_stored_messages_do_not(site: Si
     assert "X-OpenClaw-Lessons" not in ask(site, [USER], model=f"{site.config.model.name}@0")[0].headers
 
 
-def test_an_evaluation_may_ask_one_version_as_people_are_served(site: Site) -> None:
+def test_an_evaluation_can_request_a_version_with_lessons(site: Site) -> None:
     know(site, SHORT)
     side = {"X-Turn-Type": "side", "X-With-Lessons": "true"}
     answer, exchange = ask(site, [USER], model=f"{site.config.model.name}@0", headers=side)
@@ -68,7 +68,7 @@ def test_an_evaluation_may_ask_one_version_as_people_are_served(site: Site) -> N
     assert "X-OpenClaw-Lessons" not in plain.headers
 
 
-def test_the_history_does_not_carry_a_lesson_and_the_cached_beginning_stays(site: Site) -> None:
+def test_a_lesson_is_not_in_the_history_and_the_cached_prefix_stays(site: Site) -> None:
     know(site, SHORT)
     first = [{"role": "system", "content": "You are an assistant. " * 20}, USER]
     answer, one = ask(site, first)
@@ -98,7 +98,7 @@ def prompt_length(exchange: Exchange) -> int:
     return len(exchange.request.prompt_ids)
 
 
-def test_within_a_tool_loop_the_whole_prompt_is_continued(start: Start) -> None:
+def test_a_tool_loop_continues_the_whole_prompt(start: Start) -> None:
     site = start("qwen3")
     know(site, SHORT)
     site.script.say('<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>')
@@ -124,7 +124,7 @@ def test_a_restart_does_not_continue_a_prompt_with_an_old_lesson(start: Start) -
 @pytest.mark.parametrize(
     ("mode", "texts"), [("until_learned", ["aa", "cc"]), ("always", ["aa", "bb", "cc"]), ("off", [])]
 )
-def test_the_setting_says_how_long_a_lesson_stays(start: Start, mode: str, texts: list[str]) -> None:
+def test_the_setting_decides_how_long_a_lesson_stays_in_prompts(start: Start, mode: str, texts: list[str]) -> None:
     site = start(settings={"serve.lessons": mode})
     pinned = replace(FORMAL, id="cc", text="Answer in German.", is_pinned=True)
     know(site, SHORT, FORMAL, pinned)
@@ -143,14 +143,14 @@ def test_the_setting_says_how_long_a_lesson_stays(start: Start, mode: str, texts
         {"model": "starter@0"},
     ],
 )
-def test_other_keys_agents_side_calls_and_pinned_versions_get_none(start: Start, other: dict[str, Any]) -> None:
+def test_other_keys_agents_side_calls_and_pinned_versions_get_no_lessons(start: Start, other: dict[str, Any]) -> None:
     site = start(settings={"model.name": "starter"})
     know(site, SHORT)
     assert list(ask(site, [USER])[1].request.lessons) == ["aa"]
     assert not ask(site, [USER], **other)[1].request.lessons
 
 
-def test_a_fact_is_for_its_question_alone(site: Site) -> None:
+def test_a_fact_applies_to_its_question_alone(site: Site) -> None:
     question = question_hash(
         [{"role": "user", "content": "Capital  of australia?"}], lambda m: False, key=site.store.secret
     )
@@ -160,19 +160,23 @@ def test_a_fact_is_for_its_question_alone(site: Site) -> None:
         assert "Canberra" not in prompt_text(site, ask(site, [{"role": "user", "content": other}])[1])
 
 
-def test_a_fact_about_a_short_message_stays_in_its_conversation(site: Site) -> None:
+def test_a_fact_about_a_short_message_applies_to_its_conversation_alone(site: Site) -> None:
     """It is another question in another conversation."""
 
-    def asked(country: str, words: str = "And its capital?") -> Conversation:
+    def conversation(country: str, message: str = "And its capital?") -> Conversation:
         answer = {"role": "assistant", "content": f"{country} is a country."}
-        return [{"role": "user", "content": f"Tell me about {country}."}, answer, {"role": "user", "content": words}]
+        return [{"role": "user", "content": f"Tell me about {country}."}, answer, {"role": "user", "content": message}]
 
-    turn = ask(site, asked("Australia"))[1].request.id
-    made = Verdict(turn=turn, revision=1, judge="explicit", score=-1, hints=("It is Canberra.",), at=1.0)
+    turn = ask(site, conversation("Australia"))[1].request.id
+    verdict = Verdict(turn=turn, revision=1, judge="explicit", score=-1, hints=("It is Canberra.",), at=1.0)
     with site.store.write() as conn:
-        update_lessons(conn, made, HintTopics(()), is_ephemeral=lambda message: False, key=site.store.secret)
-    assert "Canberra" in prompt_text(site, ask(site, asked("Australia"))[1])
-    for other in (asked("Austria"), asked("Australia", "Yes"), asked("Austria", "And its capital?")[2:]):
+        update_lessons(conn, verdict, HintTopics(()), is_ephemeral=lambda message: False, key=site.store.secret)
+    assert "Canberra" in prompt_text(site, ask(site, conversation("Australia"))[1])
+    for other in (
+        conversation("Austria"),
+        conversation("Australia", "Yes"),
+        conversation("Austria", "And its capital?")[2:],
+    ):
         assert "Canberra" not in prompt_text(site, ask(site, other)[1])
 
 
@@ -184,7 +188,7 @@ def test_a_prompt_without_space_for_the_lessons_is_answered_without_them(start: 
     assert "X-OpenClaw-Lessons" not in answer.headers
 
 
-def test_only_the_heaviest_lessons_stand_in_a_prompt_oldest_first(site: Site) -> None:
+def test_a_prompt_has_the_heaviest_lessons_oldest_first(site: Site) -> None:
     many = [replace(SHORT, id=f"l{n}", text=f"Rule {n}.", made_at=float(n), weight=1.0 + n / 10) for n in range(12)]
     know(site, *many, replace(SHORT, id="pinned", text="Pinned.", made_at=99.0, is_pinned=True, weight=0.1))
     exchange = ask(site, [USER])[1]
@@ -199,7 +203,7 @@ def test_only_the_heaviest_lessons_stand_in_a_prompt_oldest_first(site: Site) ->
     assert list(ask(site, [USER])[1].request.lessons) == [*(f"l{n}" for n in range(6, 12)), "fact", "pinned"]
 
 
-def test_redacted_exchanges_keep_no_lesson(start: Start) -> None:
+def test_redacted_exchanges_store_no_lessons(start: Start) -> None:
     site = start(settings={"serve.capture": "redacted"})
     know(site, SHORT)
     answer, exchange = ask(site, [USER])
@@ -209,7 +213,7 @@ def test_redacted_exchanges_keep_no_lesson(start: Start) -> None:
         assert conn.exec_driver_sql("SELECT lessons FROM bodies").scalar_one() is None
 
 
-def test_a_stream_names_its_lessons_and_a_message_in_parts_gets_them(site: Site) -> None:
+def test_a_stream_names_its_lessons_and_adds_them_to_a_message_in_parts(site: Site) -> None:
     know(site, SHORT)
     parts = {"role": "user", "content": [{"type": "text", "text": "hi"}]}
     answer = site.http.post(
@@ -219,7 +223,7 @@ def test_a_stream_names_its_lessons_and_a_message_in_parts_gets_them(site: Site)
     assert f"hi{HINT}" in prompt_text(site, site.last())
 
 
-def test_a_wish_in_the_newest_message_leaves_a_lesson_out_of_this_prompt(site: Site) -> None:
+def test_a_wish_in_the_newest_message_overrides_a_lesson_once(site: Site) -> None:
     know(site, SHORT, FORMAL)
     wish = {"role": "user", "content": "What is photosynthesis? This time in detail, please."}
     answer, exchange = ask(site, [wish])
@@ -231,7 +235,7 @@ def test_a_wish_in_the_newest_message_leaves_a_lesson_out_of_this_prompt(site: S
     assert list(ask(site, [wish])[1].request.lessons) == ["aa", "bb"], "a pinned lesson stays"
 
 
-def test_the_reply_to_a_complaint_follows_it_at_once(site: Site) -> None:
+def test_the_reply_to_a_complaint_follows_it(site: Site) -> None:
     """The judge reads the complaint only after the reply to it was given."""
     answer, _ = ask(site, [USER])
     complaint = continued([USER], answer, {"role": "user", "content": "Shorter, please. And what is 2 + 2?"})
@@ -248,13 +252,13 @@ def test_the_reply_to_a_complaint_follows_it_at_once(site: Site) -> None:
     assert list(ask(site, complaint)[1].request.lessons) == ["aa", "cc"], "a pinned lesson is not opposed"
 
 
-def test_a_first_message_is_about_no_reply(site: Site) -> None:
+def test_a_first_message_is_not_read_as_a_complaint(site: Site) -> None:
     assert not ask(site, [{"role": "user", "content": "Shorter, please: it was a long and stormy night."}])[
         1
     ].request.lessons
 
 
-def test_damaged_rules_end_no_reply(start: Start, tmp_path: Path) -> None:
+def test_damaged_rules_do_not_fail_a_request(start: Start, tmp_path: Path) -> None:
     """The judge reports them. The gateway reads no wishes then."""
     file = tmp_path / "rules.yaml"
     file.write_text("version: 1\nrules: [")

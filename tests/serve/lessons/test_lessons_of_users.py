@@ -35,9 +35,9 @@ def ask(site: Site, user: str, *, dialect: str = "chat", text: str = "hi", agent
 
 def complain(site: Site, exchange: Exchange, *hints: str, at: float = 1.0) -> None:
     """The lessons of a verdict on this reply, as the judge's worker writes them."""
-    made = Verdict(turn=exchange.request.id, revision=1, judge="rules@1", score=-1, hints=hints, at=at)
+    verdict = Verdict(turn=exchange.request.id, revision=1, judge="rules@1", score=-1, hints=hints, at=at)
     with site.store.write() as conn:
-        update_lessons(conn, made, TOPICS, is_ephemeral=lambda message: False, key=site.store.secret)
+        update_lessons(conn, verdict, TOPICS, is_ephemeral=lambda message: False, key=site.store.secret)
 
 
 def texts(exchange: Exchange) -> list[str]:
@@ -45,7 +45,7 @@ def texts(exchange: Exchange) -> list[str]:
 
 
 @pytest.mark.parametrize("dialect", ["chat", "messages"])
-def test_a_wish_is_in_the_prompts_of_its_user_alone(site: Site, dialect: str) -> None:
+def test_a_wish_applies_to_its_user_alone(site: Site, dialect: str) -> None:
     complain(site, ask(site, "ann", dialect=dialect), SHORT)
     assert texts(ask(site, "ann", dialect=dialect)) == [SHORT]
     assert texts(ask(site, "bob", dialect=dialect)) == []
@@ -55,42 +55,42 @@ def test_a_wish_is_in_the_prompts_of_its_user_alone(site: Site, dialect: str) ->
     assert texts(ask(site, "bob", dialect=dialect)) == [LONG]
 
 
-def test_a_user_of_claude_code_is_the_same_in_each_session(site: Site) -> None:
+def test_a_user_of_claude_code_is_recognised_in_each_session(site: Site) -> None:
     first, second, other = (CLAUDE_CODE.format(*names) for names in (("x", 1, "s1"), ("x", 1, "s2"), ("y", 2, "s3")))
     complain(site, ask(site, first, dialect="messages"), SHORT)
     assert texts(ask(site, second, dialect="messages")) == [SHORT]
     assert texts(ask(site, other, dialect="messages")) == []
 
 
-def test_a_wish_to_one_agent_is_none_to_another(site: Site) -> None:
+def test_a_wish_applies_to_its_agent_alone(site: Site) -> None:
     complain(site, ask(site, "ann", agent="writer"), SHORT)
     assert texts(ask(site, "ann", agent="writer")) == [SHORT]
     assert texts(ask(site, "ann", agent="coder")) == []
 
 
-def test_without_a_user_a_wish_is_for_all_prompts_of_the_agent(site: Site) -> None:
+def test_a_wish_without_a_user_applies_to_all_users_of_the_agent(site: Site) -> None:
     complain(site, ask(site, ""), SHORT)
     assert [texts(ask(site, user)) for user in ("", "ann")] == [[SHORT], [SHORT]]
     complain(site, ask(site, "ann"), LONG)
     assert [texts(ask(site, user)) for user in ("", "ann", "bob")] == [[SHORT], [LONG], [SHORT]]
 
 
-def test_a_correction_is_for_the_question_of_its_user(site: Site) -> None:
-    asked = ask(site, "ann", text="Capital of Australia?")
-    complain(site, asked, "It is Canberra.")
+def test_a_correction_applies_to_its_question_and_user_alone(site: Site) -> None:
+    exchange = ask(site, "ann", text="Capital of Australia?")
+    complain(site, exchange, "It is Canberra.")
     assert texts(ask(site, "ann", text="capital of  australia?")) == ["It is Canberra."]
     assert texts(ask(site, "bob", text="Capital of Australia?")) == []
 
 
-def test_a_model_compares_a_wish_with_those_of_its_user(site: Site) -> None:
+def test_known_lessons_are_those_of_the_same_user(site: Site) -> None:
     complain(site, ask(site, "ann"), SHORT)
     complain(site, ask(site, "bob"), LONG)
-    asked = ask(site, "ann")
+    exchange = ask(site, "ann")
     with site.store.read() as conn:
-        assert [lesson.text for lesson in known_lessons(conn, asked.request.id)] == [SHORT]
+        assert [lesson.text for lesson in known_lessons(conn, exchange.request.id)] == [SHORT]
 
 
-def test_the_end_of_one_users_lesson_leaves_the_others(site: Site) -> None:
+def test_the_deletion_of_a_users_lesson_leaves_the_others(site: Site) -> None:
     """`undo` takes the turn out of its lesson, and `lessons forget` deletes one."""
     first, second = ask(site, "ann"), ask(site, "bob")
     complain(site, first, SHORT)
@@ -105,12 +105,12 @@ def test_the_end_of_one_users_lesson_leaves_the_others(site: Site) -> None:
 
 
 @pytest.mark.parametrize("route", ["chat/completions", "responses"])
-def test_a_user_may_be_named_by_the_newer_field_of_openai(site: Site, route: str) -> None:
+def test_safety_identifier_names_the_user(site: Site, route: str) -> None:
     """Else the wish of one person is in the prompts of everybody behind the key."""
 
     def ask_as(person: str) -> Exchange:
-        asked: dict[str, Any] = {"messages": [USER]} if route.startswith("chat") else {"input": "hi"}
-        body = {"model": site.config.model.name, "safety_identifier": person, **asked}
+        prompt: dict[str, Any] = {"messages": [USER]} if route.startswith("chat") else {"input": "hi"}
+        body = {"model": site.config.model.name, "safety_identifier": person, **prompt}
         answer = site.http.post(f"/v1/{route}", body)
         assert answer.status_code == 200, answer.text
         assert "safety_identifier" not in answer.headers.get("X-OpenClaw-Ignored", "")

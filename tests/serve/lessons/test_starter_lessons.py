@@ -34,7 +34,7 @@ async def try_sets(home: Path) -> list[Row]:
         await trial.close()
 
 
-def test_answers_are_right_or_a_lesson_has_left_the_prompt(tmp_path: Path) -> None:
+def test_answers_are_right_or_a_lesson_is_withdrawn(tmp_path: Path) -> None:
     rows = asyncio.run(try_sets(tmp_path))
     assert len(rows) == len(SETS)
     for row in rows:
