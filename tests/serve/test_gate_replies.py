@@ -28,7 +28,7 @@ from openclaw_rl.gates.reply_source import (
 from openclaw_rl.serve.gate import reply_handler
 from openclaw_rl.store import heartbeats, leases
 from openclaw_rl.store.lineage import candidates, policy_marks
-from openclaw_rl.types import Policy, PolicyState
+from openclaw_rl.types import Policy, PolicyState, Reason, ReasonCode
 
 ORDER = ReplyOrder(version=1, prompt_ids=[1, 2, 3], max_tokens=64, temperature=0.0, seed=0)
 
@@ -74,7 +74,7 @@ def decide(site: Site, candidate: Policy, *, promote: bool) -> None:
         if promote:
             candidates.promote_candidate(conn, lease, candidate, {}, now)
         else:
-            candidates.reject_candidate(conn, lease, candidate, "worse", {}, now)
+            candidates.reject_candidate(conn, lease, candidate, Reason(ReasonCode.WORSE, "worse"), {}, now)
         leases.release(conn, lease)
 
 

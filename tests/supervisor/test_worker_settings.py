@@ -69,7 +69,7 @@ def test_the_trainer_looks_for_turns_as_often_as_train_poll_says(
 ) -> None:
     counted = threading.Semaphore(0)
     loop = SimpleNamespace(
-        run_once=lambda: counted.release(), note="", close=lambda: None, forget_attempts=lambda: None
+        run_once=lambda: counted.release(), note="", waits=frozenset(), close=lambda: None, forget_attempts=lambda: None
     )
     monkeypatch.setattr(train, "open_train_loop", lambda config, store: loop)
     prepare_home(from_flat({"home": str(tmp_path)}))

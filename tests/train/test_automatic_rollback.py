@@ -82,7 +82,12 @@ def test_a_version_that_displeases_is_rolled_back_by_itself(
     assert (bad.state, bad.reason) == (PolicyState.ROLLED_BACK, REASON)
     assert move is not None
     assert (move.old, move.to, move.left, move.automatic) == (2, 1, [2], True)
-    assert dict(event.data) == {"versions": [2], "reason": REASON, "automatic": True}
+    assert dict(event.data) == {
+        "versions": [2],
+        "reason": REASON,
+        "code": "satisfaction fell",
+        "automatic": True,
+    }
     assert fates == {(TurnState.DROPPED, "the version trained on it was rolled back (to version 1)")}
 
 
