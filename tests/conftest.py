@@ -25,7 +25,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(autouse=True)
-def propagating_log() -> Iterator[None]:
-    """Undo `setup_logging` after a test: pytest captures a logger that does not propagate a second time."""
+def restored_log() -> Iterator[None]:
+    """Undo `setup_logging` after a test.
+
+    pytest captures a logger that does not propagate a second time, and a handler would write to the closed capture of
+    an earlier test.
+    """
+    logger = logging.getLogger("openclaw_rl")
+    before = list(logger.handlers)
     yield
-    logging.getLogger("openclaw_rl").propagate = True
+    logger.propagate = True
+    for handler in list(logger.handlers):
+        if handler not in before:
+            logger.removeHandler(handler)
+            handler.close()
