@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import huggingface_hub.constants
 import pytest
 
 from openclaw_rl.errors import ModelError
+from openclaw_rl.render.hint import HintFormat
 from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.settings.load import STARTER, from_flat
@@ -62,3 +64,12 @@ def test_the_hub_is_asked_with_the_token(
     with pytest.raises(ModelError, match="downloading it failed"):
         ModelFiles.from_config(from_flat({"model.path": "nobody/no-such-model", "model.hf_token": token}).model)
     assert set(hub) == {key}
+
+
+def test_the_format_of_hints_is_that_of_the_model() -> None:
+    starter = ModelFiles.from_path("starter")
+    assert starter.hint_format is HintFormat.BRACKETED
+    unnamed = {key: value for key, value in starter.config.items() if key != "hint_format"}
+    assert replace(starter, config=unnamed).hint_format is HintFormat.PARAGRAPH
+    with pytest.raises(ModelError, match="hint_format 'shouted', expected one of paragraph, bracketed"):
+        _ = replace(starter, config=unnamed | {"hint_format": "shouted"}).hint_format

@@ -54,8 +54,17 @@ class ModelFiles:
 
     @property
     def hint_format(self) -> HintFormat:
-        """Format of the hints that the model was trained on (`hint_format` in config.json), else a paragraph."""
-        return HintFormat(self.config.get("hint_format", HintFormat.PARAGRAPH))
+        """Format of the hints that the model was trained on (`hint_format` in config.json), else a paragraph.
+
+        Raises `ModelError` for a format that does not exist.
+        """
+        value = self.config.get("hint_format", HintFormat.PARAGRAPH)
+        try:
+            return HintFormat(value)
+        except ValueError as error:
+            raise ModelError(
+                f"{self.folder}: config.json has hint_format {value!r}, expected one of {', '.join(HintFormat)}"
+            ) from error
 
     @property
     def image_problem(self) -> str | None:

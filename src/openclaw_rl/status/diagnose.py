@@ -42,7 +42,7 @@ MAX_NORM_RATIO = 10.0  # maximum gradient norm, as a multiple of the median of t
 MAX_UNLINKED_SHARE = 0.2  # maximum share of turns whose history was not recognised
 MAX_SHOWN_LESSONS = 5
 _PAUSES = frozenset({Wait.MAX_STEPS, Wait.FROZEN, Wait.SETTLING})
-"""What a trainer waits for that may let turns wait."""
+"""Waits of a trainer during which turns are expected to queue."""
 MAX_ROLLBACK_AGE = 86400.0  # seconds that an automatic rollback is reported
 _SPLIT_VOTES = frozenset({ReasonCode.TIE, ReasonCode.NO_MAJORITY})
 _OUT_OF_MEMORY = re.compile(
